@@ -1,0 +1,34 @@
+# Every target sets up what it needs in .venv; the second call is fast.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test lint format clean
+.DEFAULT_GOAL := help
+
+help:  ## Show the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "scalewise needs Python 3.11 or newer; run 'make PYTHON=python3.12 ...'"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: .venv/ready  ## One worker, then eight workers on one and on two processes: the same bytes
+	@$(BIN)/python examples/demo.py
+
+test: .venv/ready  ## All tests (CPU, at most 10 minutes on 2 cores)
+	@$(BIN)/python -m pytest
+
+lint: .venv/ready  ## Format check, lint, types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: .venv/ready  ## Rewrite the code in the project's format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:  ## Remove what the other targets made
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,70 @@
+"""Take a PyTorch training run from one worker to many without losing accuracy.
+
+>>> import scalewise as sw
+>>> recipe = sw.Recipe(workers=8, worker_batch=64)
+
+Importing scalewise imports no torch; each public name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from scalewise import nn, optim
+    from scalewise.engine.loop import train
+    from scalewise.engine.placement import Placement
+    from scalewise.errors import ScalewiseError
+    from scalewise.noise import NoiseScale
+    from scalewise.recipe import Recipe
+    from scalewise.records import Epoch, Result, Step
+    from scalewise.tasks.load import load_task
+    from scalewise.tasks.task import Loss, Task, accuracy
+
+_HOMES = {
+    "Epoch": "scalewise.records",
+    "Loss": "scalewise.tasks.task",
+    "NoiseScale": "scalewise.noise",
+    "Placement": "scalewise.engine.placement",
+    "Recipe": "scalewise.recipe",
+    "Result": "scalewise.records",
+    "ScalewiseError": "scalewise.errors",
+    "Step": "scalewise.records",
+    "Task": "scalewise.tasks.task",
+    "accuracy": "scalewise.tasks.task",
+    "load_task": "scalewise.tasks.load",
+    "train": "scalewise.engine.loop",
+}
+_MODULES = ("nn", "optim")
+
+__all__ = [
+    "Epoch",
+    "Loss",
+    "NoiseScale",
+    "Placement",
+    "Recipe",
+    "Result",
+    "ScalewiseError",
+    "Step",
+    "Task",
+    "accuracy",
+    "load_task",
+    "nn",
+    "optim",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"scalewise.{name}")
+    raise AttributeError(f"module 'scalewise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

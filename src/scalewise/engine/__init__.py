@@ -1,0 +1,1 @@
+"""The engine: weights = f(task, recipe), on any number of processes."""

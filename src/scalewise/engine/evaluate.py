@@ -1,0 +1,70 @@
+"""Loss and metrics over a data set: the same numbers on any number of processes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scalewise.engine import streams
+from scalewise.engine.model import PlacedModel
+from scalewise.engine.samples import Samples
+from scalewise.engine.team import Team
+from scalewise.engine.workers import numbers_tensor, placed, precision
+from scalewise.recipe import Recipe
+from scalewise.tasks.task import Task
+
+SMALLEST_BATCH = 64
+
+
+@torch.no_grad()
+def evaluate(task: Task, recipe: Recipe, model: PlacedModel, samples: Samples, team: Team) -> dict[str, float]:
+    """Mean loss and metrics. Batches are fixed by the recipe, spread over processes, and summed in order."""
+    size = max(SMALLEST_BATCH, recipe.rows)
+    starts = range(0, len(samples), size)
+    mine = starts[team.rank :: team.size]
+    names: list[str] = []
+    rows = []
+    model.module.eval()
+    try:
+        for start in mine:
+            streams.seed_everything(streams.key("evaluate", recipe.seed, start), team.device)
+            indices = torch.arange(start, min(start + size, len(samples)))
+            batch = placed(samples.fetch(indices, torch.zeros_like(indices)), team.device, recipe.layout)
+            with precision(recipe, team.device):
+                loss = task.evaluate(model.module, batch)
+            names = ["loss", *loss.metrics]
+            pairs = [(loss.total, loss.weight), *loss.metrics.values()]
+            rows.append(numbers_tensor([number for pair in pairs for number in pair], team.device))
+    finally:
+        model.module.train()
+    names, width = _agree(names, team)
+    table = torch.stack(rows) if rows else numbers_tensor([], team.device).reshape(0, width)
+    counts = [len(starts[process :: team.size]) for process in range(team.size)]
+    return _means(names, team.gather_rows(table, counts).wait(), counts)
+
+
+def _agree(names: list[str], team: Team) -> tuple[list[str], int]:
+    """The names of the numbers, also on a process that had no batch."""
+    if team.size > 1:
+        shared = [names]
+        torch.distributed.broadcast_object_list(shared, 0)
+        names = shared[0]
+    return names, 2 * len(names)
+
+
+def _means(names: list[str], rows: Tensor, counts: list[int]) -> dict[str, float]:
+    """Means from (total, weight) pairs; rows come by process and are summed by batch."""
+    by_process = iter(rows.tolist())
+    parts = [[next(by_process) for _ in range(count)] for count in counts]
+    ordered = [parts[batch % len(counts)][batch // len(counts)] for batch in range(sum(counts))]
+    return means(names, ordered)
+
+
+def means(names: list[str], rows: list[list[float]]) -> dict[str, float]:
+    """Σ total ÷ Σ weight for each name, in order; 0 ÷ 0 is not a number."""
+    result = {}
+    for number, name in enumerate(names):
+        total = sum(row[2 * number] for row in rows)
+        weight = sum(row[2 * number + 1] for row in rows)
+        result[name] = total / weight if weight else float("nan")
+    return result

@@ -1,0 +1,265 @@
+"""The training loop: a generator of records. Whoever calls it draws, stores and stops."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from torch import Tensor
+
+from scalewise import schedules
+from scalewise.engine import team as teams
+from scalewise.engine.evaluate import evaluate, means
+from scalewise.engine.model import sha256
+from scalewise.engine.numerics import numerics
+from scalewise.engine.placement import Placement, check_processes
+from scalewise.engine.samples import Samples, hold_out, open_samples
+from scalewise.engine.strategy import DataParallel, StepNumbers, Strategy
+from scalewise.errors import NonFiniteLoss, RecipeError
+from scalewise.noise import NoiseScale
+from scalewise.recipe import Derived, Recipe, resolve
+from scalewise.records import Epoch, Record, Result, Step
+from scalewise.tasks.task import Task
+
+
+@dataclass
+class Progress:
+    """Where a run is: everything that a resumed run goes on from, besides tensors."""
+
+    step: int = 0
+    train_rows: list[list[float]] = field(default_factory=list)  # (total, weight) sums since the last epoch record
+    train: dict[str, float] = field(default_factory=dict)
+    validation: dict[str, float] | None = None
+    best_value: float | None = None
+    best_epochs_ago: int = 0
+    reached: bool = False
+    stopped: bool = False
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+
+
+def train(task: Task, recipe: Recipe | None = None, placement: Placement | None = None) -> Iterator[Record]:
+    """Train and yield a `Step` per update, an `Epoch` per pass over the data, and at last the `Result`.
+
+    >>> for record in train(task, Recipe(workers=8, worker_batch=64)):  # doctest: +SKIP
+    ...     print(record)
+
+    Takes part in the surrounding job when started by torchrun; else it is one process, which runs all workers.
+    """
+    with Training(task, recipe or task.recipe, placement or Placement()) as training:
+        yield from training.records()
+
+
+class Training:
+    """A run in progress on this process: the parts, and where it stands."""
+
+    def __init__(
+        self,
+        task: Task,
+        recipe: Recipe,
+        placement: Placement,
+        derived: list[Derived] | None = None,
+        pause_every: int | None = None,
+    ) -> None:
+        """Nothing happens before `with`.
+
+        Arguments:
+            task, recipe, placement: what, how and where.
+            derived: reasons for values of the recipe, passed on to the result.
+            pause_every: steps after which all numbers are read, so that the caller may take a snapshot.
+        """
+        self.recipe, threads = resolve(recipe, {}, "plain", os.cpu_count() or 1)
+        self.derived = (derived or []) + threads
+        self.task, self.placement, self.pause_every = task, placement, pause_every
+        self.progress = Progress()
+        self.best: dict[str, Tensor] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.team = stack.enter_context(teams.joined(self.placement.device))
+            check_processes(self.team.size, self.recipe)
+            stack.enter_context(numerics(self.recipe, self.team.device, self.placement.exact))
+            self._build()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _build(self) -> None:
+        task, recipe = self.task, self.recipe
+        if recipe.label_smoothing and not task.smooths_labels():
+            raise RecipeError(
+                f"label_smoothing={recipe.label_smoothing} needs a loss that takes label_smoothing (as "
+                f"torch.nn.functional.cross_entropy does); this task's does not: use --label-smoothing 0"
+            )
+        samples = open_samples(task.train, recipe.seed, "training")
+        self.validation: Samples | None = None
+        if task.validation is not None:
+            self.validation = open_samples(task.validation, recipe.seed, "validation")
+        elif recipe.selects:
+            samples, self.validation = hold_out(samples)
+        self.samples, self.test = samples, open_samples(task.test, recipe.seed, "test")
+        self.total_steps = recipe.total_steps(len(samples))
+        self.schedule = schedules.build(recipe, len(samples))
+        self.noise = NoiseScale(population=len(samples))
+        self.strategy: Strategy = DataParallel(task, recipe, self.placement, self.team, samples)
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training data so far."""
+        return self.progress.step * self.recipe.global_batch / len(self.samples)
+
+    def records(self) -> Iterator[Record]:
+        """Go on to the end of training."""
+        began = time.perf_counter() - self.progress.seconds
+        waiting: deque[tuple[int, float, StepNumbers]] = deque()
+        while self.progress.step < self.total_steps and not self.progress.stopped:
+            started = time.perf_counter()
+            step = self.progress.step
+            lr = self.schedule((step + 0.5) * self.recipe.global_batch)
+            numbers = self.strategy.gradients(step)
+            self.strategy.update(lr)
+            self.progress.step = step + 1
+            waiting.append((step, lr, numbers))
+            ends_epoch = self._ends_epoch()
+            pauses = ends_epoch or (self.pause_every is not None and self.progress.step % self.pause_every == 0)
+            while len(waiting) > (0 if pauses else 1):
+                yield self._step_record(*waiting.popleft(), time.perf_counter() - began)
+            self.progress.training_seconds += time.perf_counter() - started
+            if ends_epoch:
+                yield self._end_epoch(lr, began)
+            self.progress.seconds = time.perf_counter() - began
+        yield self._result(began)
+
+    def _ends_epoch(self) -> bool:
+        step, samples, batch = self.progress.step, len(self.samples), self.recipe.global_batch
+        return step * batch // samples > (step - 1) * batch // samples or step == self.total_steps
+
+    def _step_record(self, step: int, lr: float, numbers: StepNumbers, seconds: float) -> Step:
+        rows = numbers.rows.wait().tolist()  # (worker, number)
+        self._check_finite(step, rows)
+        pairs = [[*row[:2], *row[3:]] for row in rows]
+        names = ["loss", *self.strategy.workers.metric_names]
+        values = means(names, pairs)
+        self.progress.train_rows = [[sum(column) for column in zip(*self.progress.train_rows, *pairs, strict=True)]]
+        square = None if numbers.squared_norm is None else float(numbers.squared_norm)
+        groups = self.recipe.workers * self.recipe.micro_batches
+        if square is not None and groups > 1 and self.placement.noise:
+            self.noise.observe(sum(row[2] for row in rows) / groups, square, groups, self.recipe.rows)
+        return Step(
+            step=step + 1,
+            epoch=(step + 1) * self.recipe.global_batch / len(self.samples),
+            samples=(step + 1) * self.recipe.global_batch,
+            lr=lr,
+            loss=values.pop("loss"),
+            metrics=values,
+            seconds=seconds,
+            gradient_norm=None if square is None else math.sqrt(square),
+            noise_scale=self.noise.current,
+        )
+
+    def _check_finite(self, step: int, rows: list[list[float]]) -> None:
+        for worker, row in enumerate(rows):
+            if not math.isfinite(row[0]):
+                stream = self.strategy.feed.stream
+                start = self.strategy.feed.positions(step, worker)
+                indices = stream.take(start, start + self.recipe.worker_batch)[0].tolist()
+                shown = ", ".join(map(str, indices[:8])) + (", …" if len(indices) > 8 else "")
+                raise NonFiniteLoss(
+                    f"the loss must stay finite, got {row[0]} at step {step + 1} on worker {worker} (training samples "
+                    f"{shown}); lower --lr, add --warmup-epochs or --clip-norm, or check those samples"
+                )
+
+    def _end_epoch(self, lr: float, began: float) -> Epoch:
+        progress = self.progress
+        progress.train = means(["loss", *self.strategy.workers.metric_names], progress.train_rows)
+        progress.train_rows = []
+        better = False
+        if self.validation is not None:
+            progress.validation = self._evaluate(self.validation)
+            better = self._select(progress.validation)
+        return Epoch(
+            step=progress.step,
+            epoch=self.epoch,
+            samples=progress.step * self.recipe.global_batch,
+            lr=lr,
+            train=progress.train,
+            validation=progress.validation,
+            best=better,
+            seconds=time.perf_counter() - began,
+            samples_per_second=self._samples_per_second(),
+        )
+
+    def _evaluate(self, samples: Samples) -> dict[str, float]:
+        return evaluate(self.task, self.recipe, self.strategy.model, samples, self.team)
+
+    def _select(self, validation: dict[str, float]) -> bool:
+        """Early stopping and target, on validation data only; says whether this epoch is the best so far."""
+        progress, recipe = self.progress, self.recipe
+        value = _metric(self.task, validation)
+        sign = 1 if self.task.higher_is_better else -1
+        better = progress.best_value is None or sign * value > sign * progress.best_value
+        if better:
+            progress.best_value, progress.best_epochs_ago = value, 0
+            if recipe.patience is not None:
+                self.best = {name: tensor.clone() for name, tensor in self.strategy.model.tensors().items()}
+        else:
+            progress.best_epochs_ago += 1
+        progress.reached = recipe.target is not None and sign * value >= sign * recipe.target
+        impatient = recipe.patience is not None and progress.best_epochs_ago >= recipe.patience
+        progress.stopped = progress.reached or impatient
+        return better
+
+    def _result(self, began: float) -> Result:
+        progress, recipe, model = self.progress, self.recipe, self.strategy.model
+        weights_sha256 = sha256(model.tensors())
+        best_sha256 = None
+        if self.best:
+            model.load(self.best)
+            best_sha256 = sha256(self.best)
+            progress.validation = self._evaluate(self.validation) if self.validation is not None else None
+        test = self._evaluate(self.test)
+        measured = self.placement.noise and recipe.workers * recipe.micro_batches > 1
+        assert recipe.threads is not None
+        return Result(
+            run=None,
+            task=self.task.name,
+            workers=recipe.workers,
+            processes=self.team.size,
+            threads=recipe.threads,
+            worker_batch=recipe.worker_batch,
+            global_batch=recipe.global_batch,
+            steps=progress.step,
+            epochs=self.epoch,
+            samples=progress.step * recipe.global_batch,
+            optimizer=recipe.optimizer,
+            lr={"base": recipe.lr, "peak": recipe.lr * recipe.lr_factor},
+            train=progress.train,
+            validation=progress.validation,
+            test=test,
+            seconds=time.perf_counter() - began,
+            samples_per_second=self._samples_per_second(),
+            exact=self.placement.exact,
+            weights_sha256=weights_sha256,
+            noise_scale=self.noise.estimate().to_json() if measured else None,
+            derived=[value.to_json() for value in self.derived],
+            best_sha256=best_sha256,
+            target_reached=progress.reached if recipe.target is not None else None,
+        )
+
+    def _samples_per_second(self) -> float:
+        return self.progress.step * self.recipe.global_batch / max(self.progress.training_seconds, 1e-9)
+
+
+def _metric(task: Task, values: dict[str, Any]) -> float:
+    if task.metric not in values:
+        raise RecipeError(f"the task's metric {task.metric!r} is not among its numbers: {', '.join(values)}")
+    return float(values[task.metric])

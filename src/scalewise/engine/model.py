@@ -1,0 +1,145 @@
+"""A task's model on this process's device, and what in it changes from step to step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from scalewise.engine import streams
+from scalewise.engine.flat import is_dense
+from scalewise.engine.team import Team
+from scalewise.errors import RecipeError, TaskError
+from scalewise.nn import to_ghost_batch_norm
+from scalewise.recipe import Recipe
+from scalewise.tasks.task import Task
+
+
+class PlacedModel:
+    """The model, its trainable parameters, and its buffers by what training does to them.
+
+    averages: the new value is the mean over workers (batch-norm statistics).
+    counters: change alike on every worker.
+    Any other buffer must not change.
+    """
+
+    def __init__(self, task: Task, recipe: Recipe, team: Team) -> None:
+        streams.seed_everything(recipe.seed, team.device)
+        model = task.model()
+        if recipe.ghost_batch:
+            model = to_ghost_batch_norm(model, recipe.ghost_batch)
+        model = model.to(team.device)
+        if recipe.layout == "channels_last":
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.module: nn.Module = model.train()
+        self.call: Callable[..., Any] = torch.compile(model) if recipe.compile else model
+        self.parameters = _trainable(model)
+        self.averages, self.counters = _changing_buffers(model, task)
+        _check_batch_norm(model, recipe)
+        changing = {*self.averages, *self.counters}
+        self._fixed = {name: buffer for name, buffer in model.named_buffers() if name not in changing}
+        self._versions = self._fixed_versions()
+        self._broadcast(team)
+        self._start_averages = [buffer.clone() for buffer in self.averages.values()]
+        self._start_counters = [buffer.clone() for buffer in self.counters.values()]
+
+    def _broadcast(self, team: Team) -> None:
+        """Give every process the first one's start weights, should the factory draw from elsewhere."""
+        if team.size > 1:
+            for tensor in (*self.module.parameters(), *self.module.buffers()):
+                dist.broadcast(tensor.data, 0)
+            self._versions = self._fixed_versions()
+
+    def remember_buffers(self) -> None:
+        """Note the buffers from which every worker of this step starts."""
+        _copy(self._start_averages, [*self.averages.values()])
+        _copy(self._start_counters, [*self.counters.values()])
+
+    def restore_buffers(self) -> None:
+        """Put the buffers back to where this step's workers start."""
+        _copy([*self.averages.values()], self._start_averages)
+        _copy([*self.counters.values()], self._start_counters)
+
+    def check_fixed_buffers(self) -> None:
+        """Refuse a buffer that training changed without being told what that means for several workers."""
+        if self._fixed and self._fixed_versions() != self._versions:
+            now = self._fixed_versions()
+            name = next(name for name in now if now[name] != self._versions.get(name))
+            raise TaskError(
+                f"buffer {name!r} changed during training, and its value over several workers is not known; declare "
+                f"it in the task: buffers={{{name!r}: 'mean'}} (averaged over workers) or 'same' (equal on all)"
+            )
+
+    def _fixed_versions(self) -> dict[str, tuple[int, int]]:
+        current = dict(self.module.named_buffers())
+        return {name: (id(current.get(name)), buffer._version) for name, buffer in self._fixed.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All parameters and buffers, in name order."""
+        found = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        return {name: found[name].detach() for name in sorted(found)}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Overwrite parameters and buffers."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(tensors[name])
+        self._versions = self._fixed_versions()
+
+
+def sha256(tensors: dict[str, Tensor]) -> str:
+    """The hash of tensors in name order, raw bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        raw = tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(memoryview(raw.numpy()))
+    return digest.hexdigest()
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def _trainable(model: nn.Module) -> dict[str, Tensor]:
+    parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise TaskError("the model must have at least one trainable parameter, got none; check requires_grad")
+    kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters.values()}
+    if len(kinds) > 1:
+        raise TaskError(f"all trainable parameters must have one dtype, got {sorted(kinds)}; convert the model to one")
+    for parameter in parameters.values():
+        if not is_dense(parameter):
+            parameter.data = parameter.data.contiguous()
+    return parameters
+
+
+def _changing_buffers(model: nn.Module, task: Task) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    averages, counters = {}, {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, _NormBase):
+            for name, buffer in module.named_buffers(prefix, recurse=False):
+                (averages if buffer.is_floating_point() else counters)[name] = buffer
+    buffers = dict(model.named_buffers())
+    for name, meaning in task.buffers.items():
+        if name not in buffers:
+            raise TaskError(f"buffers= of the task names {name!r}, which the model does not have; it has {sorted(buffers)}")
+        (averages if meaning == "mean" else counters)[name] = buffers[name]
+    dtype = next(model.parameters()).dtype
+    wrong = [name for name, buffer in averages.items() if buffer.dtype != dtype]
+    if wrong:
+        raise TaskError(f"averaged buffers must have the parameters' dtype {dtype}, got another for {wrong}")
+    return averages, counters
+
+
+def _check_batch_norm(model: nn.Module, recipe: Recipe) -> None:
+    group = recipe.ghost_batch or recipe.rows
+    if group < 2 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        raise RecipeError(
+            f"batch norm needs at least 2 samples per group, got {group}; raise --worker-batch or --micro-batch, "
+            f"or use a model without batch norm"
+        )

@@ -1,0 +1,37 @@
+"""Process-wide settings that a recipe's bytes depend on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from scalewise.recipe import Recipe
+
+
+@contextmanager
+def numerics(recipe: Recipe, device: torch.device, exact: bool) -> Iterator[None]:
+    """Threads and deterministic kernels as the recipe needs them; put back afterwards."""
+    assert recipe.threads is not None
+    before = (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark,
+    )
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    try:
+        _set(recipe.threads, exact, False, False)
+        yield
+    finally:
+        _set(*before)
+
+
+def _set(threads: int, deterministic: bool, fill: bool, benchmark: bool) -> None:
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = benchmark

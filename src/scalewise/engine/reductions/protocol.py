@@ -1,0 +1,33 @@
+"""What every reduction does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from scalewise.engine.flat import Bucket
+
+Scale = Callable[[Tensor, int], None]  # (a stretch of the sum, where it begins in the flat vector)
+
+
+class Reduction(Protocol):
+    """From the nodes that each process has summed to one sum, and from updated parameters to everybody."""
+
+    buckets: list[Bucket]
+    sum: Tensor  # valid in `owned` after `finish`
+    owned: list[tuple[int, int]]  # the parts of the flat vector that this process updates
+    spreads: bool  # whether updated state must be published, because not every process updates everything
+
+    def launch(self, bucket: Bucket) -> None:
+        """Start on a bucket in which this process's nodes are complete."""
+
+    def finish(self, scale: Scale) -> None:
+        """Wait for all buckets; `scale` turns each stretch of the sum into a mean, once."""
+
+    def squared_norm(self) -> Tensor:
+        """‖gradient‖² from the norms of the chunks in order, the same on every process."""
+
+    def publish(self, state: Tensor) -> None:
+        """Bring the owners' parts of the flat `state` to every process."""

@@ -1,0 +1,63 @@
+"""The classic synchronous parameter server: process 0 keeps the parameters, sums and updates; the rest compute."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from scalewise.engine.flat import Bucket, FlatLayout, Fold, chunk_norms, sum_of_squares, sum_rows
+from scalewise.engine.reductions.protocol import Scale
+from scalewise.engine.team import Team
+from scalewise.engine.tree import fold_plan, share, whole_nodes
+
+SERVER = 0
+
+
+class Server:
+    """Gradients in, parameters out, tree order in between: exact."""
+
+    def __init__(self, layout: FlatLayout, fold: Fold, team: Team, workers: int) -> None:
+        self.buckets = layout.buckets()
+        self.sum = layout.new()
+        self._serves = team.rank == SERVER
+        self.spreads = True
+        self.owned = [(0, layout.size)] if self._serves else []
+        self._fold = fold
+        self._parameters = self.sum[: layout.parameters_stop]
+        held = [whole_nodes(share(process, team.size, workers), workers) for process in range(team.size)]
+        self._plan = fold_plan([node for nodes in held for node in nodes], workers)
+        self._senders = [process for process, nodes in enumerate(held) for _ in nodes]
+        sent = [process for process in self._senders if process != SERVER]
+        self._received = [layout.new() for _ in sent] if self._serves else []
+        self._works: list[dist.Work] = []
+
+    def launch(self, bucket: Bucket) -> None:
+        """Send this process's nodes to the server; there, wait for everybody's."""
+        stretch = slice(bucket.start, bucket.stop)
+        if self._serves:
+            senders = [process for process in self._senders if process != SERVER]
+            works = [dist.irecv(row[stretch], src) for row, src in zip(self._received, senders, strict=True)]
+        else:
+            nodes = self._fold.buffers[: len(self._fold.plan.nodes)]
+            works = [dist.isend(node[stretch], SERVER) for node in nodes]
+        self._works += [work for work in works if work is not None]
+
+    def finish(self, scale: Scale) -> None:
+        """On the server: the sum of all nodes in tree order."""
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+        if self._serves:
+            own = self._fold.buffers[: len(self._fold.plan.nodes)]
+            self.sum.copy_(sum_rows([*own, *self._received], self._plan))
+            scale(self.sum, 0)
+
+    def squared_norm(self) -> Tensor:
+        """The server's, told to everybody."""
+        norm = sum_of_squares(chunk_norms(self._parameters))
+        dist.broadcast(norm, SERVER)
+        return norm
+
+    def publish(self, state: Tensor) -> None:
+        """Send the parameters to everybody."""
+        dist.broadcast(state, SERVER)

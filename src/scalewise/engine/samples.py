@@ -1,0 +1,112 @@
+"""Training, validation and test samples: in memory as tensors, or a map-style data set."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import IterableDataset, default_collate
+
+from scalewise.engine import streams
+from scalewise.errors import TaskError
+from scalewise.tasks.task import Batch, Data
+
+HELD_OUT_SHARE = 10
+
+
+class Samples(Protocol):
+    """Samples that can be fetched by number."""
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
+        """The samples `indices`, as one batch; `epochs` says for which pass over the data."""
+
+
+class TensorSamples:
+    """A tree of tensors whose first dimension counts samples."""
+
+    def __init__(self, tree: Data, what: str) -> None:
+        self.tree = tree_map(_as_tensor, tree)
+        leaves = tree_flatten(self.tree)[0]
+        if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
+            kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
+            raise TaskError(f"{what} data must be tensors (or a map-style Dataset), got {kinds}")
+        lengths = sorted({len(leaf) for leaf in leaves})
+        if len(lengths) > 1 or lengths[0] == 0:
+            raise TaskError(f"{what} data must hold the same number of samples in each tensor, at least 1, got {lengths}")
+        self._length = lengths[0]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
+        """Rows of every tensor."""
+        return tree_map(lambda leaf: leaf.index_select(0, indices), self.tree)
+
+
+class DatasetSamples:
+    """A map-style data set; random numbers drawn in `__getitem__` are keyed by (seed, epoch, sample)."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:  # noqa: ANN401  (anything with len and [])
+        self.dataset = dataset
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
+        """Samples one by one, collated as a DataLoader would."""
+        cpu = torch.device("cpu")
+        rows = []
+        for index, epoch in zip(indices.tolist(), epochs.tolist(), strict=True):
+            streams.seed_everything(streams.key("sample", self.seed, epoch, index), cpu)
+            rows.append(self.dataset[index])
+        return default_collate(rows)
+
+
+class Subset:
+    """Some of the samples, renumbered from 0."""
+
+    def __init__(self, samples: Samples, chosen: Tensor) -> None:
+        self.samples = samples
+        self.chosen = chosen
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
+        """The chosen ones among the samples."""
+        return self.samples.fetch(self.chosen[indices], epochs)
+
+
+def open_samples(data: Data, seed: int, what: str) -> Samples:
+    """Samples of whatever a task holds as data."""
+    if isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not hasattr(data, "__getitem__")):
+        raise TaskError(
+            f"{what} data must be indexable (tensors or a map-style Dataset with __len__ and __getitem__), got "
+            f"{type(data).__name__}, which can only be iterated; load it into tensors, or index it by position"
+        )
+    if isinstance(data, Tensor | np.ndarray | tuple | list | dict):
+        return TensorSamples(data, what)
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise TaskError(f"{what} data must be tensors or a map-style Dataset, got {type(data).__name__}")
+    if len(data) == 0:
+        raise TaskError(f"{what} data must hold at least 1 sample, got an empty {type(data).__name__}")
+    return DatasetSamples(data, seed)
+
+
+def hold_out(samples: Samples) -> tuple[Samples, Samples]:
+    """Split off a fixed tenth for validation: the same samples whatever the seed."""
+    if len(samples) < 2:
+        raise TaskError(f"holding out validation data needs at least 2 training samples, got {len(samples)}")
+    order = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).permutation(len(samples)))
+    cut = max(1, len(samples) // HELD_OUT_SHARE)
+    return Subset(samples, order[cut:].sort().values), Subset(samples, order[:cut].sort().values)
+
+
+def _as_tensor(leaf: Any) -> Any:  # noqa: ANN401
+    return torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf

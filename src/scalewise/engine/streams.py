@@ -1,0 +1,82 @@
+"""Where samples and random numbers come from: functions of the seed and of positions, never of processes."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def key(*parts: int | str) -> int:
+    """A 63-bit seed that is different for every tuple of parts.
+
+    >>> key("dropout", 0, 1, 2) == key("dropout", 0, 1, 2) != key("dropout", 0, 2, 1)
+    True
+    """
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def seed_everything(seed: int, device: torch.device) -> None:
+    """Seed the generators that a model or a data set may draw from."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+
+
+class SampleStream:
+    """The epochs' permutations, one after another; any stretch of it can be asked for.
+
+    >>> stream = SampleStream(samples=4, seed=0)
+    >>> indices, epochs = stream.take(2, 6)
+    >>> epochs.tolist()
+    [0, 0, 1, 1]
+    """
+
+    def __init__(self, samples: int, seed: int) -> None:
+        self.samples = samples
+        self.seed = seed
+        self._permutations: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Sample numbers and epoch numbers of stream positions [start, stop)."""
+        indices, epochs = [], []
+        while start < stop:
+            epoch, place = divmod(start, self.samples)
+            count = min(stop - start, self.samples - place)
+            indices.append(self._permutation(epoch)[place : place + count])
+            epochs.append(np.full(count, epoch))
+            start += count
+        return torch.from_numpy(np.concatenate(indices)), torch.from_numpy(np.concatenate(epochs))
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch not in self._permutations:
+            generator = np.random.Generator(np.random.PCG64(key("order", self.seed, epoch)))
+            self._permutations[epoch] = generator.permutation(self.samples)
+            if len(self._permutations) > 2:
+                self._permutations.popitem(last=False)
+        return self._permutations[epoch]
+
+
+def sample_keys(seed: int, epochs: Tensor, indices: Tensor) -> Tensor:
+    """One 64-bit key per sample from (seed, epoch, sample), the same in whichever process it is computed."""
+    with np.errstate(over="ignore"):
+        mixed = _mix(np.uint64(key("augment", seed)) + epochs.numpy().astype(np.uint64))
+        mixed = _mix(mixed + indices.numpy().astype(np.uint64))
+    return torch.from_numpy(mixed.view(np.int64))
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finalizer (Steele et al. 2014): every input bit changes about half of the output bits."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,115 @@
+"""The processes of a run, seen from one of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from scalewise.engine.placement import DeviceName
+from scalewise.errors import PlacementError
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process's number, how many there are, and its device."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and speaks to the person."""
+        return self.rank == 0
+
+    def gather_rows(self, rows: Tensor, counts: list[int]) -> Gathered:
+        """Start to collect every process's rows (of which process i has counts[i]), in process order."""
+        if self.size == 1:
+            return Gathered(rows, None, counts)
+        most = max(counts)
+        mine = rows.new_zeros(most, rows.shape[1])
+        mine[: len(rows)] = rows
+        out = rows.new_empty(self.size * most, rows.shape[1])
+        return Gathered(out, all_gather(out, mine), counts)
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Rows on their way from every process."""
+
+    rows: Tensor
+    work: dist.Work | None
+    counts: list[int]
+
+    def wait(self) -> Tensor:
+        """All rows, in process order."""
+        if self.work is None:
+            return self.rows
+        self.work.wait()
+        parts = self.rows.view(len(self.counts), max(self.counts), -1)
+        return torch.cat([part[:count] for part, count in zip(parts, self.counts, strict=True)])
+
+
+def all_gather(out: Tensor, mine: Tensor) -> dist.Work:
+    """Start to fill `out` with every process's `mine`, in process order."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+    work: dist.Work = gather(out, mine, async_op=True)
+    return work
+
+
+def choose_device(name: DeviceName, local_rank: int) -> torch.device:
+    """The device of this process: one CUDA device per process."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available[name]:
+        have = ", ".join(kind for kind, there in available.items() if there)
+        raise PlacementError(f"--device {name} is not available here; there is: {have}")
+    if name != "cuda":
+        return torch.device(name)
+    if local_rank >= torch.cuda.device_count():
+        raise PlacementError(
+            f"one CUDA device per process is needed, got {torch.cuda.device_count()} devices for process "
+            f"{local_rank} of this machine; lower --processes"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def takes_part() -> bool:
+    """Whether this process was started as one of several, by torchrun or by our own launcher."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+@contextmanager
+def joined(device_name: DeviceName) -> Iterator[Team]:
+    """The team of this process: alone, or of the job it was started in."""
+    if not takes_part():
+        yield Team(0, 1, choose_device(device_name, 0))
+        return
+    device = choose_device(device_name, int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "mps":
+        raise PlacementError("several processes cannot share MPS; use --processes 1 or --device cpu")
+    owner = not dist.is_initialized()
+    if owner:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        options = {"device_id": device} if device.type == "cuda" else {}
+        dist.init_process_group(backend, timeout=timedelta(minutes=30), **options)
+    try:
+        yield Team(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        if owner:
+            dist.destroy_process_group()

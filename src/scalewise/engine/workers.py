@@ -1,0 +1,163 @@
+"""One worker's gradient, computed alone: its samples, its random numbers, its batch-norm statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from scalewise.engine import streams
+from scalewise.engine.flat import sum_of_squares
+from scalewise.engine.model import PlacedModel
+from scalewise.engine.samples import Samples
+from scalewise.recipe import Recipe
+from scalewise.tasks.task import Batch, Loss, Task
+
+Ready = Callable[[int, Tensor], None]  # (number of the parameter, this worker's gradient of it)
+
+
+class Feed:
+    """Batches of the training stream, on the device and in the layout of the recipe."""
+
+    def __init__(self, task: Task, recipe: Recipe, samples: Samples, device: torch.device) -> None:
+        self.stream = streams.SampleStream(len(samples), recipe.seed)
+        self._task, self._recipe, self._samples, self._device = task, recipe, samples, device
+
+    def positions(self, step: int, worker: int, micro: int = 0) -> int:
+        """Where in the stream this micro batch begins."""
+        recipe = self._recipe
+        return step * recipe.global_batch + worker * recipe.worker_batch + micro * recipe.rows
+
+    def batch(self, step: int, worker: int, micro: int) -> Batch:
+        """One micro batch."""
+        start = self.positions(step, worker, micro)
+        indices, epochs = self.stream.take(start, start + self._recipe.rows)
+        batch = self._samples.fetch(indices, epochs)
+        if self._task.augment is not None:
+            batch = self._task.augment(batch, streams.sample_keys(self._recipe.seed, epochs, indices))
+        return placed(batch, self._device, self._recipe.layout)
+
+
+def placed(batch: Batch, device: torch.device, layout: str) -> Batch:
+    """A batch on the device, images in the recipe's memory layout."""
+
+    def move(leaf: Tensor) -> Tensor:
+        if layout == "channels_last" and leaf.ndim == 4:
+            return leaf.to(device, non_blocking=True, memory_format=torch.channels_last)
+        return leaf.to(device, non_blocking=True)
+
+    return tree_map(move, batch)
+
+
+def precision(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which the model runs forward."""
+    return torch.autocast(device.type, torch.bfloat16) if recipe.precision == "bf16" else nullcontext()
+
+
+class Workers:
+    """Computes the gradients of this process's workers, one after another."""
+
+    def __init__(self, task: Task, recipe: Recipe, model: PlacedModel, feed: Feed, device: torch.device) -> None:
+        self._task, self._recipe, self._model, self._feed, self._device = task, recipe, model, feed, device
+        self._parameters = [*model.parameters.values()]
+        self._sums = [torch.zeros_like(p) for p in self._parameters] if recipe.micro_batches > 1 else []
+        self._ready: Ready | None = None
+        self._waiting: set[int] = set()
+        self.metric_names: list[str] = []
+
+    def listen(self) -> None:
+        """Make `gradient(ready=…)` possible: tell of each parameter's gradient while backward goes on."""
+        for number, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(self._hook(number))
+
+    def _hook(self, number: int) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            if self._ready is not None:
+                assert parameter.grad is not None
+                self._tell(number, parameter.grad)
+
+        return hook
+
+    def _tell(self, number: int, gradient: Tensor) -> None:
+        assert self._ready is not None
+        self._waiting.discard(number)
+        if self._sums:
+            gradient = self._sums[number].add_(gradient)
+        self._ready(number, gradient)
+
+    def gradient(
+        self,
+        step: int,
+        worker: int,
+        measure: bool,
+        ready: Ready | None = None,
+        forwarded: Callable[[Tensor], None] | None = None,
+    ) -> tuple[list[Tensor], Tensor]:
+        """The gradients of one worker, scaled by 1 ÷ worker batch, and its numbers.
+
+        Arguments:
+            step, worker: which samples and random numbers.
+            measure: whether to take the norm of every micro batch's gradient.
+            ready: told of each parameter's gradient as it comes, in the last backward pass.
+            forwarded: told the worker's weight when it is known, before the last backward pass.
+
+        The numbers are (loss total, weight, Σ‖mean gradient of a micro batch‖², metric totals and weights …).
+        """
+        recipe = self._recipe
+        streams.seed_everything(streams.key("worker", recipe.seed, step, worker), self._device)
+        numbers: Tensor | None = None
+        gradients: list[Tensor] = []
+        for micro in range(recipe.micro_batches):
+            loss = self._forward(step, worker, micro)
+            row = self._row(loss)
+            numbers = row if numbers is None else numbers + row
+            last = micro == recipe.micro_batches - 1
+            if last and forwarded is not None:
+                forwarded(numbers[1])
+            gradients = self._backward(loss, ready if last else None)
+            if measure:
+                numbers[2] += self._square_norm(gradients) * (recipe.worker_batch / row[1]) ** 2
+            if self._sums and not (last and ready):
+                (torch._foreach_add_ if micro else torch._foreach_copy_)(self._sums, gradients)
+        assert numbers is not None
+        return self._sums or gradients, numbers
+
+    def _forward(self, step: int, worker: int, micro: int) -> Loss:
+        batch = self._feed.batch(step, worker, micro)
+        with precision(self._recipe, self._device):
+            return self._task.evaluate(self._model.call, batch, self._recipe.label_smoothing)  # type: ignore[arg-type]
+
+    def _backward(self, loss: Loss, ready: Ready | None) -> list[Tensor]:
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._ready, self._waiting = ready, set(range(len(self._parameters))) if ready else set()
+        loss.backward(self._recipe.worker_batch)
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        for number in sorted(self._waiting):  # the loss did not depend on these
+            self._tell(number, gradients[number])
+        self._ready = None
+        return gradients
+
+    def _row(self, loss: Loss) -> Tensor:
+        self.metric_names = [*loss.metrics]
+        values = [loss.total, loss.weight, 0.0]
+        for total, weight in loss.metrics.values():
+            values += [total, weight]
+        return numbers_tensor(values, self._device)
+
+    def _square_norm(self, gradients: list[Tensor]) -> Tensor:
+        return sum_of_squares(torch.stack([*torch._foreach_norm(gradients)]))
+
+
+def numbers_tensor(values: list[Tensor | float], device: torch.device) -> Tensor:
+    """Numbers and one-element tensors as one float64 vector (float32 on MPS, which has no float64)."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    if device.type == "cpu":
+        return torch.tensor([float(value) for value in values], dtype=dtype)
+    return torch.stack([torch.as_tensor(value, dtype=dtype, device=device).detach() for value in values])

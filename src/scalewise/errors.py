@@ -1,0 +1,59 @@
+"""Everything that scalewise raises on purpose, with the exit code that the command line gives it.
+
+ScalewiseError              1  it ran and failed
+├── UsageError              2  wrong usage or bad input: nothing was written
+│   ├── RecipeError            a recipe that cannot be
+│   ├── TaskError              a task that cannot be loaded or trained
+│   ├── PlacementError         processes or devices that do not fit the recipe
+│   └── RunFolderError         a run folder that is in use, missing, or of another run
+├── NonFiniteLoss           1  the loss became infinite or not a number
+├── UserCodeError           1  the task's own code raised
+├── CheckpointError         1  no checkpoint could be read or written
+└── ProcessFailed           1  one of the processes died
+"""
+
+from __future__ import annotations
+
+
+class ScalewiseError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(ScalewiseError):
+    """Wrong usage or bad input."""
+
+    exit_code = 2
+
+
+class RecipeError(UsageError, ValueError):
+    """A recipe that cannot be."""
+
+
+class TaskError(UsageError, ValueError):
+    """A task that cannot be loaded or trained."""
+
+
+class PlacementError(UsageError, ValueError):
+    """Processes or devices that do not fit the recipe."""
+
+
+class RunFolderError(UsageError):
+    """A run folder that is in use, missing, or of another run."""
+
+
+class NonFiniteLoss(ScalewiseError):
+    """The loss became infinite or not a number."""
+
+
+class UserCodeError(ScalewiseError):
+    """The task's own code raised; the message holds the user's frames only."""
+
+
+class CheckpointError(ScalewiseError):
+    """No checkpoint could be read or written."""
+
+
+class ProcessFailed(ScalewiseError):
+    """One of the processes died."""

@@ -1,0 +1,232 @@
+"""The recipe: how a task is learned, frozen and complete. The placement is not part of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from scalewise.errors import RecipeError
+
+OptimizerName = Literal["sgd", "momentum", "nesterov", "adam", "adamw"]
+LrRule = Literal["none", "linear", "sqrt"]
+ScheduleName = Literal["constant", "cosine", "linear", "step"]
+RecipeMode = Literal["auto", "plain"]
+
+ADAPTIVE = frozenset({"adam", "adamw"})
+CHANGEABLE_ON_RESUME = frozenset({"epochs", "steps", "patience", "target"})
+
+
+class Recipe(BaseModel):
+    """How a task is learned.
+
+    >>> Recipe(workers=8, worker_batch=64).global_batch
+    512
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    workers: int = Field(1, ge=1, description="Logical workers: shares of the data, summed by a fixed tree")
+    worker_batch: int = Field(32, ge=1, description="Samples per worker per step")
+    micro_batch: int | None = Field(
+        None, ge=1, description="Samples that go through the model at once (for memory); divides worker-batch"
+    )
+    epochs: float = Field(5.0, gt=0, description="Budget in passes over the training data")
+    steps: int | None = Field(None, ge=1, description="Updates of the weights; wins over epochs")
+    optimizer: OptimizerName = Field("momentum", description="How gradients become updates")
+    lr: float = Field(0.05, ge=0, description="Learning rate of one worker, before lr-rule")
+    lr_rule: LrRule = Field("none", description="Peak rate for N workers: lr × 1, N or √N")
+    warmup_epochs: float = Field(0.0, ge=0, description="Epochs over which the rate rises to its peak")
+    schedule: ScheduleName = Field("constant", description="The rate after warm-up, as a function of progress")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of momentum and nesterov")
+    beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay of adam and adamw")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Second-moment decay of adam and adamw")
+    epsilon: float = Field(1e-8, gt=0, description="Denominator offset of adam and adamw")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay, as the optimizer defines it")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing of the training loss")
+    clip_norm: float | None = Field(None, gt=0, description="Largest norm of the global gradient")
+    batch_norm: str = Field(
+        "worker",
+        pattern=r"^(worker|ghost:[1-9][0-9]*)$",
+        description="Batch-norm statistics over a worker's micro batch (worker) or N of its samples (ghost:N)",
+    )
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 runs the forward pass in autocast")
+    compile: bool = Field(False, description="Compile the model with torch.compile")
+    layout: Literal["contiguous", "channels_last"] = Field("contiguous", description="Memory layout of images")
+    threads: int | None = Field(None, ge=1, description="Threads per process: part of the result's bytes")
+    seed: int = Field(0, ge=0, lt=2**63, description="Start weights, sample order, dropout, augmentation")
+    patience: int | None = Field(
+        None, ge=1, description="Stop after so many epochs without a better validation metric; restore the best"
+    )
+    target: float | None = Field(None, description="Stop when the validation metric reaches this")
+
+    def __init__(self, **fields: Any) -> None:  # noqa: ANN401  (any input; validated here, once)
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise RecipeError(describe(error)) from None
+
+    @model_validator(mode="after")
+    def _parts_divide(self) -> Self:
+        if self.worker_batch % self.rows:
+            raise ValueError(
+                f"micro_batch must divide worker_batch, got {self.micro_batch} and {self.worker_batch}; "
+                f"choose a divisor of {self.worker_batch}"
+            )
+        if self.ghost_batch and self.rows % self.ghost_batch:
+            raise ValueError(
+                f"batch_norm ghost:N needs N to divide the samples that go through the model at once "
+                f"({self.rows}), got ghost:{self.ghost_batch}; choose a divisor of {self.rows}"
+            )
+        return self
+
+    @property
+    def rows(self) -> int:
+        """Samples that go through the model at once: the micro batch."""
+        return self.micro_batch or self.worker_batch
+
+    @property
+    def micro_batches(self) -> int:
+        """Passes through the model that make one worker batch."""
+        return self.worker_batch // self.rows
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per step over all workers."""
+        return self.workers * self.worker_batch
+
+    @property
+    def ghost_batch(self) -> int | None:
+        """Samples per batch-norm group, or None when the whole micro batch is one group."""
+        return int(self.batch_norm.removeprefix("ghost:")) if self.batch_norm.startswith("ghost:") else None
+
+    @property
+    def selects(self) -> bool:
+        """Whether training looks at validation data to decide something."""
+        return self.patience is not None or self.target is not None
+
+    @property
+    def lr_factor(self) -> float:
+        """What the LR rule multiplies the single-worker rate by."""
+        return {"none": 1.0, "linear": float(self.workers), "sqrt": self.workers**0.5}[self.lr_rule]
+
+    def total_steps(self, samples: int) -> int:
+        """Steps over a training set of `samples`: round(epochs × N ÷ global batch), at least 1."""
+        return self.steps or max(1, round(self.epochs * samples / self.global_batch))
+
+    def replace(self, **changes: Any) -> Recipe:  # noqa: ANN401
+        """A copy with some fields changed, validated again; only they count as newly given."""
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        return Recipe(**(fields | changes))
+
+    def save(self, path: Path) -> None:
+        """Write every field as JSON."""
+        path.write_text(json.dumps(self.model_dump(), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Recipe:
+        """Read what `save` wrote, or what a person wrote by hand."""
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"recipe file {path} must be readable text: {error}; check the path") from None
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise RecipeError(
+                f"recipe file {path} must be JSON, line {error.lineno}: {error.msg}; correct that line"
+            ) from None
+        if not isinstance(fields, dict):
+            raise RecipeError(
+                f"recipe file {path} must hold a JSON object of recipe fields, got {type(fields).__name__}"
+            )
+        try:
+            return cls(**fields)
+        except RecipeError as error:
+            raise RecipeError(f"{path}{_line_of(str(error), text)}: {error}") from None
+
+
+def describe(error: ValidationError) -> str:
+    """Turn pydantic's report into one line: the field, what was required, what came."""
+    parts = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"])
+        if not field:
+            parts.append(item["msg"].removeprefix("Value error, "))
+        elif item["type"] == "extra_forbidden":
+            parts.append(f"{field}: unknown recipe field; the fields are {', '.join(Recipe.model_fields)}")
+        else:
+            rule = item["msg"].replace("Input should be", "must be")
+            parts.append(f"{field} {rule}, got {item['input']!r}; change --{field.replace('_', '-')}")
+    return "; ".join(parts)
+
+
+def _line_of(message: str, text: str) -> str:
+    field = message.split(":")[0].split(" ")[0]
+    lines = (number for number, line in enumerate(text.splitlines(), 1) if f'"{field}"' in line)
+    return f", line {number}" if (number := next(lines, None)) else ""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A recipe value that nobody gave, and why it is what it is."""
+
+    field: str
+    value: float | int | str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `derived` of the result."""
+        return asdict(self)
+
+
+def resolve(
+    base: Recipe, given: dict[str, Any], mode: RecipeMode | None, cores: int
+) -> tuple[Recipe, list[Derived]]:
+    """Complete a recipe: the task's own, then what was given, then what follows from it.
+
+    Arguments:
+        base: the task's single-worker recipe, or a loaded one.
+        given: fields set by the user; they always win.
+        mode: `auto` derives the rest when there are several workers, `plain` changes nothing else.
+        cores: processor cores, for the default number of threads.
+    """
+    recipe = base.replace(**given)
+    derived: list[Derived] = []
+
+    def derive(field: str, value: float | int | str, reason: str) -> None:
+        nonlocal recipe
+        recipe = recipe.replace(**{field: value})
+        derived.append(Derived(field, value, reason))
+
+    if recipe.workers > 1 and (mode or "auto") == "auto":
+        _derive_rates(recipe, derive)
+    if recipe.threads is None:
+        if recipe.workers > 1:
+            derive("threads", 1, "several workers: each computes on one core, so processes can share them")
+        else:
+            derive("threads", cores, "one worker: all cores of this machine")
+    return recipe, derived
+
+
+def _derive_rates(recipe: Recipe, derive: Any) -> None:  # noqa: ANN401
+    chosen = recipe.model_fields_set
+    rule = recipe.lr_rule
+    if "lr_rule" not in chosen:
+        rule = "sqrt" if recipe.optimizer in ADAPTIVE else "linear"
+        law = "grows with the root of the batch" if rule == "sqrt" else "grows with the batch"
+        derive("lr_rule", rule, f"{recipe.workers} workers average more noise away; {recipe.optimizer}'s rate {law}")
+    if "warmup_epochs" not in chosen and rule != "none":
+        derive("warmup_epochs", round(min(5.0, recipe.epochs / 10), 3), "a scaled rate is too large for the first steps")
+
+
+def differing_fields(stored: Recipe, wanted: Recipe) -> list[str]:
+    """Fields that may not change on resume but do."""
+    return [
+        name
+        for name in Recipe.model_fields
+        if name not in CHANGEABLE_ON_RESUME and getattr(stored, name) != getattr(wanted, name)
+    ]

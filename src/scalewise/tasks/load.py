@@ -1,0 +1,125 @@
+"""From a task's name on the command line to a Task."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scalewise.errors import TaskError, UserCodeError
+from scalewise.frames import user_frames
+from scalewise.tasks import BUILT_IN
+from scalewise.tasks.task import Task
+
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def load_task(spec: str, settings: Sequence[str] = ()) -> Task:
+    """A built-in name, `path/to/file.py` (its `task` function) or `package.module:function`, called with settings.
+
+    Arguments:
+        spec: which task.
+        settings: `name=value` pairs for its function.
+    """
+    factory = _find(spec)
+    arguments = _arguments(spec, factory, settings)
+    try:
+        task = factory(**arguments)
+    except TaskError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"task {spec} failed while it was built:\n{user_frames(error)}") from error
+    if not isinstance(task, Task):
+        raise TaskError(f"{spec} must return a scalewise.Task, got {type(task).__name__}; return sw.Task(…)")
+    return task if task.name != "task" else dataclasses.replace(task, name=_short_name(spec))
+
+
+def _short_name(spec: str) -> str:
+    return Path(spec).stem if spec.endswith(".py") else spec.rpartition(":")[2]
+
+
+def _find(spec: str) -> Callable[..., Any]:
+    if spec in BUILT_IN:
+        return _attribute(BUILT_IN[spec].factory, spec)
+    if spec.endswith(".py"):
+        return _from_file(Path(spec))
+    if ":" in spec:
+        return _attribute(spec, spec)
+    close = difflib.get_close_matches(spec, BUILT_IN, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise TaskError(
+        f"unknown task {spec!r}; {hint}a task is one of {', '.join(BUILT_IN)}, a path/to/file.py, "
+        f"or package.module:function"
+    )
+
+
+def _from_file(path: Path) -> Callable[..., Any]:
+    if not path.is_file():
+        raise TaskError(f"task file {path} must exist, found none; check the path")
+    name = f"scalewise_task_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent.resolve()))  # so that it can import its neighbours, as a script can
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserCodeError(f"task file {path} failed while it was imported:\n{user_frames(error)}") from error
+    if not callable(getattr(module, "task", None)):
+        raise TaskError(f"task file {path} must define a function task() that returns a scalewise.Task, found none")
+    function: Callable[..., Any] = module.task
+    return function
+
+
+def _attribute(reference: str, spec: str) -> Callable[..., Any]:
+    module_name, _, name = reference.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.startswith(error.name):
+            raise TaskError(f"task {spec}: no module named {error.name}; check the name or install it") from None
+        raise UserCodeError(f"task {spec} failed while it was imported:\n{user_frames(error)}") from error
+    except Exception as error:
+        raise UserCodeError(f"task {spec} failed while it was imported:\n{user_frames(error)}") from error
+    finally:
+        sys.path.pop(0)
+    if not callable(getattr(module, name, None)):
+        raise TaskError(f"task {spec}: module {module_name} has no function {name!r}; check the name after the colon")
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
+def _arguments(spec: str, factory: Callable[..., Any], settings: Sequence[str]) -> dict[str, Any]:
+    signature = inspect.signature(factory, eval_str=True)
+    arguments = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise TaskError(f"--set needs name=value, got {setting!r}; write for example --set bn=true")
+        if name not in signature.parameters:
+            known = ", ".join(signature.parameters) or "none"
+            raise TaskError(f"task {spec} has no setting {name!r}; its settings are: {known}")
+        arguments[name] = _convert(name, text, signature.parameters[name])
+    return arguments
+
+
+def _convert(name: str, text: str, parameter: inspect.Parameter) -> Any:  # noqa: ANN401
+    kind = parameter.annotation
+    if kind is inspect.Parameter.empty:
+        kind = str if parameter.default in (None, inspect.Parameter.empty) else type(parameter.default)
+    try:
+        if kind is bool:
+            return BOOLEANS[text.lower()]
+        return kind(text) if kind in (int, float, Path) else text
+    except (ValueError, KeyError):
+        expected = "true or false" if kind is bool else f"a value of type {kind.__name__}"
+        raise TaskError(f"--set {name}= needs {expected}, got {text!r}") from None

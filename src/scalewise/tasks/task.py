@@ -1,0 +1,133 @@
+"""What is learned: model factory, data, loss and metrics."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from scalewise.errors import TaskError
+from scalewise.recipe import Recipe
+
+# A tree (tuple, list, dict) of tensors whose first dimension counts samples, or a map-style Dataset.
+Data = Any
+Batch = Any
+Metric = Callable[[Tensor, Tensor], Tensor]
+StepFunction = Callable[[nn.Module, Batch], "Loss"]
+Augment = Callable[[Batch, Tensor], Batch]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss as a sum and its weight (samples, tokens, …), so that averages over workers come out right.
+
+    `metrics` holds further (sum, weight) pairs by name.
+    """
+
+    total: Tensor
+    weight: Tensor | float
+    metrics: Mapping[str, tuple[Tensor, Tensor | float]] = field(default_factory=dict)
+
+    def backward(self, unit: float) -> None:
+        """Add the gradient of total ÷ unit to the parameters' gradients."""
+        self.total.backward(gradient=self.total.new_full((), 1 / unit))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class MeanLoss(Loss):
+    """A loss known by its mean. Starting backward there makes one worker's bytes those of `mean.backward()`."""
+
+    mean: Tensor = field(kw_only=True)
+
+    def backward(self, unit: float) -> None:
+        """Add the gradient of mean · (weight ÷ unit); that factor is exactly 1 when unit is the weight."""
+        self.mean.backward(gradient=self.mean.new_full((), float(self.weight) / unit))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is learned.
+
+    Simple form: `loss(model(x), y)` over data `(x, y)`, the loss a mean over samples. General form: `step(model,
+    batch)` returns a `Loss`; a batch is any tree of tensors.
+
+    Arguments:
+        model: makes the model; called once per process, seeded.
+        train, test, validation: trees of tensors or map-style datasets; validation may be missing.
+        metrics: functions of (output, target), means over samples; the first is the one that counts.
+        recipe: the task's own single-worker recipe, where flags and auto start from.
+        augment: changes a training batch; gets one 64-bit key per sample, from (seed, epoch, sample).
+        buffers: buffers that training changes: "mean" (averaged over workers) or "same" (equal on all).
+    """
+
+    model: Callable[[], nn.Module]
+    train: Data
+    test: Data
+    validation: Data | None = None
+    loss: Callable[..., Tensor] | None = None
+    step: StepFunction | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metric: str | None = None
+    higher_is_better: bool = True
+    recipe: Recipe = field(default_factory=Recipe)
+    augment: Augment | None = None
+    buffers: Mapping[str, Literal["mean", "same"]] = field(default_factory=dict)
+    name: str = "task"
+
+    def __post_init__(self) -> None:
+        if (self.loss is None) == (self.step is None):
+            raise TaskError(
+                f"a task needs either loss (simple form) or step (general form), got "
+                f"{'both' if self.loss else 'neither'}; pass exactly one"
+            )
+        if self.metric is None and not self.metrics:
+            object.__setattr__(self, "higher_is_better", False)
+        if self.metric is None:
+            object.__setattr__(self, "metric", next(iter(self.metrics), "loss"))
+
+    @property
+    def weight_is_samples(self) -> bool:
+        """Whether a batch's weight is known without running the model."""
+        return self.step is None
+
+    def smooths_labels(self) -> bool:
+        """Whether the loss takes `label_smoothing`."""
+        return self.loss is not None and "label_smoothing" in inspect.signature(self.loss).parameters
+
+    def evaluate(self, model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Loss:
+        """Loss and metrics of one batch."""
+        if self.step is not None:
+            return self.step(model, batch)
+        assert self.loss is not None
+        inputs, target = batch
+        output = model(inputs)
+        options = {"label_smoothing": label_smoothing} if label_smoothing else {}
+        mean = self.loss(output, target, **options)
+        if mean.ndim:
+            raise TaskError(
+                f"the task's loss must return one number, its mean over samples, got shape {tuple(mean.shape)}; "
+                f"remove reduction='none' or use the general step form"
+            )
+        samples = len(target)
+        with torch.no_grad():
+            metrics = {name: _summed(function(output, target), samples) for name, function in self.metrics.items()}
+        return MeanLoss(mean.detach() * samples, samples, metrics, mean=mean)
+
+
+def _summed(value: Tensor, samples: int) -> tuple[Tensor, float]:
+    return value.detach().double() * samples, samples
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """Share of samples whose largest logit (or the sign of a single one) is right.
+
+    >>> accuracy(torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 0])).item()
+    0.5
+    """
+    single = output.ndim == 1 or output.shape[1] == 1
+    guess = output.flatten() > 0 if single else output.argmax(1)
+    return (guess == target.view_as(guess)).double().mean()
