@@ -90,7 +90,7 @@ class NoiseScale:
 
     def state(self) -> dict[str, list[float]]:
         """What `restore` needs."""
-        return {"steps": [value for pair in self._steps for value in pair], "seen": [self._seen], "average": [*self._average]}
+        return {"steps": [value for pair in self._steps for value in pair], "seen": [self._seen], "average": self._average.tolist()}
 
     def restore(self, state: dict[str, list[float]]) -> None:
         """Go on from `state`."""
@@ -111,11 +111,11 @@ def ratio_of_means(numerator: np.ndarray, denominator: np.ndarray) -> NoiseEstim
     count = blocks.shape[1]
     if count < 4:
         return NoiseEstimate(value, None, None, False)
-    covariance = np.cov(blocks) / count
+    (top_top, top_bottom), (_, bottom_bottom) = (np.cov(blocks) / count).tolist()
     t = float(stdtrit(count - 1, 0.975))
-    a = bottom**2 - t**2 * covariance[1, 1]
-    b = top * bottom - t**2 * covariance[0, 1]
-    c = top**2 - t**2 * covariance[0, 0]
+    a = bottom**2 - t**2 * bottom_bottom
+    b = top * bottom - t**2 * top_bottom
+    c = top**2 - t**2 * top_top
     if bottom <= 0 or a <= 0:
         return NoiseEstimate(value, None, None, False)
     spread = math.sqrt(max(b * b - a * c, 0.0))

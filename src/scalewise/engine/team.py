@@ -105,6 +105,9 @@ def joined(device_name: DeviceName) -> Iterator[Team]:
         raise PlacementError("several processes cannot share MPS; use --processes 1 or --device cpu")
     owner = not dist.is_initialized()
     if owner:
+        # torch.optim imports this later anyway, and then keeps a reference to the process group in default
+        # arguments: the group's threads would outlive it and abort when Python exits (torch 2.13, gloo).
+        import torch._dynamo
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         options = {"device_id": device} if device.type == "cuda" else {}
         dist.init_process_group(backend, timeout=timedelta(minutes=30), **options)

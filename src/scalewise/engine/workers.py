@@ -146,7 +146,7 @@ class Workers:
 
     def _row(self, loss: Loss) -> Tensor:
         self.metric_names = [*loss.metrics]
-        values = [loss.total, loss.weight, 0.0]
+        values = [loss.total.detach(), loss.weight, 0.0]
         for total, weight in loss.metrics.values():
             values += [total, weight]
         return numbers_tensor(values, self._device)

@@ -1,0 +1,184 @@
+"""A run folder: the recipe, the environment, the records, the checkpoints and the result of one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalewise.engine import checkpoint
+from scalewise.engine.loop import Training
+from scalewise.errors import RunFolderError
+from scalewise.recipe import Recipe, differing_fields
+from scalewise.records import Epoch, Record, RecordWriter, Result, Step, keep_until, write_atomically
+
+KEPT_CHECKPOINTS = 2
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved recipe, the task and its settings."""
+        return self.path / "recipe.json"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, processor and placement."""
+        return self.path / "env.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One record a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints by step."""
+        return self.path / "checkpoints"
+
+    @property
+    def result(self) -> Path:
+        """What `train --json` printed."""
+        return self.path / "result.json"
+
+
+@dataclass(frozen=True)
+class RunRecipe:
+    """What recipe.json says: which task with which settings, and how it is learned."""
+
+    task: str
+    settings: list[str]
+    recipe: Recipe
+
+
+def new_folder(out: Path | None, task: str) -> RunFolder:
+    """A folder that no run has used: `out`, or runs/<task>-<time>."""
+    if out is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        names = [f"{task}-{stamp}", *(f"{task}-{stamp}-{number}" for number in range(2, 1000))]
+        out = next(Path("runs") / name for name in names if not (Path("runs") / name).exists())
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunFolderError(
+            f"--out {out} must be a new or empty folder, found one in use; choose another, or go on with --resume {out}"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"--out {out} must be a folder that can be written: {error.strerror}; choose another") from None
+    return RunFolder(out)
+
+
+def begin(folder: RunFolder, run: RunRecipe, processes: int) -> None:
+    """Write what is known before step 0."""
+    content = {"task": run.task, "settings": run.settings, "recipe": run.recipe.model_dump()}
+    write_atomically(folder.recipe, json.dumps(content, indent=2) + "\n")
+    write_atomically(folder.environment, json.dumps(environment(processes), indent=2) + "\n")
+
+
+def environment(processes: int) -> dict[str, Any]:
+    """What the bytes of a run may depend on besides task and recipe, and where it ran."""
+    import torch
+
+    import scalewise
+
+    return {
+        "scalewise": scalewise.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "processes": processes,
+    }
+
+
+def read_recipe(folder: RunFolder) -> RunRecipe:
+    """The recipe of a stored run."""
+    if not folder.recipe.is_file():
+        raise RunFolderError(f"--resume {folder.path} must be a run folder, found no recipe.json in it; check the path")
+    try:
+        content = json.loads(folder.recipe.read_text())
+        return RunRecipe(content["task"], content["settings"], Recipe(**content["recipe"]))
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{folder.recipe} must be a stored recipe, got something else: {error}") from None
+
+
+def check_same(stored: RunRecipe, wanted: RunRecipe, folder: RunFolder) -> None:
+    """Refuse to resume a run with another task or recipe."""
+    if (stored.task, sorted(stored.settings)) != (wanted.task, sorted(wanted.settings)):
+        raise RunFolderError(
+            f"{folder.path} is a run of task {' '.join([stored.task, *stored.settings])}, got "
+            f"{' '.join([wanted.task, *wanted.settings])}; resume it with its own task, or start anew without --resume"
+        )
+    for name in differing_fields(stored.recipe, wanted.recipe):
+        raise RunFolderError(
+            f"{folder.path} was begun with {name}={getattr(stored.recipe, name)}, got {getattr(wanted.recipe, name)}; "
+            f"on resume only epochs, steps, patience, target and the placement may change: drop "
+            f"--{name.replace('_', '-')}"
+        )
+
+
+def newest(task: str, root: Path) -> RunFolder | None:
+    """The newest unfinished or finished run of a task under `root`."""
+    runs = [path.parent for path in root.glob(f"{task}-*/recipe.json")]
+    return RunFolder(max(runs, key=lambda path: (path / "recipe.json").stat().st_mtime)) if runs else None
+
+
+def environment_changes(folder: RunFolder) -> list[str]:
+    """What differs from the environment a run was begun in, of the things its bytes may depend on."""
+    matters = ("torch", "machine", "cpu_capability", "cuda")
+    try:
+        stored = json.loads(folder.environment.read_text())
+    except (OSError, json.JSONDecodeError):
+        return []
+    now = environment(0)
+    return [f"{name} was {stored[name]}, is {now[name]}" for name in matters if name in stored and stored[name] != now[name]]
+
+
+def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int | None) -> Iterator[Record]:
+    """The records of a training, each written into the folder, with checkpoints at every epoch or so many steps."""
+    leads = training.team.leads
+    if leads:
+        keep_until(folder.metrics, training.progress.step)
+    writer = RecordWriter(folder.metrics) if leads else None
+    best_step: int | None = None
+    try:
+        for record in training.records():
+            if isinstance(record, Epoch) and record.best:
+                best_step = record.step
+            if _is_due(record, training, checkpoint_steps):
+                if writer is not None:
+                    writer.flush()
+                checkpoint.save(training, folder.checkpoints)
+                if leads:
+                    checkpoint.prune(folder.checkpoints, KEPT_CHECKPOINTS, best_step)
+            if isinstance(record, Result):
+                record = dataclasses.replace(record, run=str(folder.path))
+                if leads:
+                    write_atomically(folder.result, json.dumps(record.to_json(), indent=2) + "\n")
+            if writer is not None:
+                writer.write(record)
+            yield record
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _is_due(record: Record, training: Training, checkpoint_steps: int | None) -> bool:
+    if isinstance(record, Epoch):
+        return True
+    due = isinstance(record, Step) and checkpoint_steps is not None and record.step % checkpoint_steps == 0
+    return due and isinstance(record, Step) and record.step == training.progress.step
