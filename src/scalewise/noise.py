@@ -90,7 +90,11 @@ class NoiseScale:
 
     def state(self) -> dict[str, list[float]]:
         """What `restore` needs."""
-        return {"steps": [value for pair in self._steps for value in pair], "seen": [self._seen], "average": self._average.tolist()}
+        return {
+            "steps": [value for pair in self._steps for value in pair],
+            "seen": [self._seen],
+            "average": self._average.tolist(),
+        }
 
     def restore(self, state: dict[str, list[float]]) -> None:
         """Go on from `state`."""
@@ -120,7 +124,7 @@ def ratio_of_means(numerator: np.ndarray, denominator: np.ndarray) -> NoiseEstim
         return NoiseEstimate(value, None, None, False)
     spread = math.sqrt(max(b * b - a * c, 0.0))
     low, high = max(0.0, (b - spread) / a), (b + spread) / a
-    enough = len(numerator) >= ENOUGH_STEPS and 0 < low and high <= ENOUGH_RATIO * low
+    enough = len(numerator) >= ENOUGH_STEPS and low > 0 and high <= ENOUGH_RATIO * low
     return NoiseEstimate(value, low, high, enough)
 
 

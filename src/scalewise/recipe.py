@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -59,7 +60,9 @@ class Recipe(BaseModel):
     threads: int | None = Field(None, ge=1, description="Threads per process: part of the result's bytes")
     seed: int = Field(0, ge=0, lt=2**63, description="Start weights, sample order, dropout, augmentation")
     patience: int | None = Field(
-        None, ge=1, description="Stop after so many epochs without a better validation metric; restore the best"
+        None,
+        ge=1,
+        description="Stop after so many epochs without a better validation metric; restore the best",
     )
     target: float | None = Field(None, description="Stop when the validation metric reaches this")
 
@@ -111,7 +114,7 @@ class Recipe(BaseModel):
     @property
     def lr_factor(self) -> float:
         """What the LR rule multiplies the single-worker rate by."""
-        return {"none": 1.0, "linear": float(self.workers), "sqrt": self.workers**0.5}[self.lr_rule]
+        return {"none": 1.0, "linear": float(self.workers), "sqrt": math.sqrt(self.workers)}[self.lr_rule]
 
     def total_steps(self, samples: int) -> int:
         """Steps over a training set of `samples`: round(epochs × N ÷ global batch), at least 1."""
@@ -183,9 +186,7 @@ class Derived:
         return asdict(self)
 
 
-def resolve(
-    base: Recipe, given: dict[str, Any], mode: RecipeMode | None, cores: int
-) -> tuple[Recipe, list[Derived]]:
+def resolve(base: Recipe, given: dict[str, Any], mode: RecipeMode | None, cores: int) -> tuple[Recipe, list[Derived]]:
     """Complete a recipe: the task's own, then what was given, then what follows from it.
 
     Arguments:
@@ -218,9 +219,17 @@ def _derive_rates(recipe: Recipe, derive: Any) -> None:  # noqa: ANN401
     if "lr_rule" not in chosen:
         rule = "sqrt" if recipe.optimizer in ADAPTIVE else "linear"
         law = "grows with the root of the batch" if rule == "sqrt" else "grows with the batch"
-        derive("lr_rule", rule, f"{recipe.workers} workers average more noise away; {recipe.optimizer}'s rate {law}")
+        derive(
+            "lr_rule",
+            rule,
+            f"{recipe.workers} workers average more noise away; {recipe.optimizer}'s rate {law}",
+        )
     if "warmup_epochs" not in chosen and rule != "none":
-        derive("warmup_epochs", round(min(5.0, recipe.epochs / 10), 3), "a scaled rate is too large for the first steps")
+        derive(
+            "warmup_epochs",
+            round(min(5.0, recipe.epochs / 10), 3),
+            "a scaled rate is too large for the first steps",
+        )
 
 
 def differing_fields(stored: Recipe, wanted: Recipe) -> list[str]:

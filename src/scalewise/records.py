@@ -78,7 +78,8 @@ class Result:
         """Every key of the contract; `best_sha256` and `target_reached` only where they mean something."""
         optional = ("best_sha256", "target_reached")
         values = {key: value for key, value in asdict(self).items() if key not in optional or value is not None}
-        return finite(values)
+        document: dict[str, Any] = finite(values)
+        return document
 
 
 Record = Step | Epoch | Result

@@ -84,7 +84,9 @@ def _write_shard(folder: Path, rank: int, entries: list[StateEntry]) -> Index:
         save_file(data, folder / file)
         _sync_file(folder / file)
     except OSError as error:
-        raise CheckpointError(f"checkpoint {folder} could not be written: {error}; free disk space and resume") from None
+        raise CheckpointError(
+            f"checkpoint {folder} could not be written: {error}; free disk space and resume"
+        ) from None
     tensors = {
         entry.name: {
             "shape": list(entry.shape),
@@ -160,7 +162,9 @@ def load(training: Training, path: Path) -> None:
             training.strategy.load_state(index["tensors"], shards.read)
         training.noise.restore(index["noise"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"checkpoint {path} does not fit this model: {error}; resume the run it belongs to") from None
+        raise CheckpointError(
+            f"checkpoint {path} does not fit this model: {error}; resume the run it belongs to"
+        ) from None
     training.progress = progress
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from scalewise.engine.numerics import numerics
 from scalewise.engine.placement import Placement, check_processes
 from scalewise.engine.samples import Samples, hold_out, open_samples
 from scalewise.engine.strategy import DataParallel, StepNumbers, Strategy
-from scalewise.errors import NonFiniteLoss, RecipeError
+from scalewise.errors import NonFiniteLoss, RecipeError, TaskError
 from scalewise.noise import NoiseScale
 from scalewise.recipe import Derived, Recipe, resolve
 from scalewise.records import Epoch, Record, Result, Step
@@ -37,9 +37,8 @@ class Progress:
     train: dict[str, float] = field(default_factory=dict)
     validation: dict[str, float] | None = None
     best_value: float | None = None
-    best_epochs_ago: int = 0
-    reached: bool = False
-    stopped: bool = False
+    best_step: int | None = None
+    epochs_since_best: int = 0
     seconds: float = 0.0
     training_seconds: float = 0.0
 
@@ -121,7 +120,7 @@ class Training:
         """Go on to the end of training."""
         began = time.perf_counter() - self.progress.seconds
         waiting: deque[tuple[int, float, StepNumbers]] = deque()
-        while self.progress.step < self.total_steps and not self.progress.stopped:
+        while self.progress.step < self.total_steps and not self.stopped:
             started = time.perf_counter()
             step = self.progress.step
             lr = self.schedule((step + 0.5) * self.recipe.global_batch)
@@ -129,7 +128,7 @@ class Training:
             self.strategy.update(lr)
             self.progress.step = step + 1
             waiting.append((step, lr, numbers))
-            ends_epoch = self._ends_epoch()
+            ends_epoch = self.ends_epoch()
             pauses = ends_epoch or (self.pause_every is not None and self.progress.step % self.pause_every == 0)
             while len(waiting) > (0 if pauses else 1):
                 yield self._step_record(*waiting.popleft(), time.perf_counter() - began)
@@ -139,7 +138,8 @@ class Training:
             self.progress.seconds = time.perf_counter() - began
         yield self._result(began)
 
-    def _ends_epoch(self) -> bool:
+    def ends_epoch(self) -> bool:
+        """Whether the last step ended a pass over the data, or training."""
         step, samples, batch = self.progress.step, len(self.samples), self.recipe.global_batch
         return step * batch // samples > (step - 1) * batch // samples or step == self.total_steps
 
@@ -202,26 +202,46 @@ class Training:
         return evaluate(self.task, self.recipe, self.strategy.model, samples, self.team)
 
     def _select(self, validation: dict[str, float]) -> bool:
-        """Early stopping and target, on validation data only; says whether this epoch is the best so far."""
-        progress, recipe = self.progress, self.recipe
-        value = _metric(self.task, validation)
-        sign = 1 if self.task.higher_is_better else -1
-        better = progress.best_value is None or sign * value > sign * progress.best_value
+        """Remember the best weights by validation data; says whether this epoch is the best so far."""
+        progress = self.progress
+        value = self._metric(validation)
+        better = progress.best_value is None or self._sign * value > self._sign * progress.best_value
         if better:
-            progress.best_value, progress.best_epochs_ago = value, 0
-            if recipe.patience is not None:
+            progress.best_value, progress.best_step, progress.epochs_since_best = value, progress.step, 0
+            if self.recipe.patience is not None:
                 self.best = {name: tensor.clone() for name, tensor in self.strategy.model.tensors().items()}
         else:
-            progress.best_epochs_ago += 1
-        progress.reached = recipe.target is not None and sign * value >= sign * recipe.target
-        impatient = recipe.patience is not None and progress.best_epochs_ago >= recipe.patience
-        progress.stopped = progress.reached or impatient
+            progress.epochs_since_best += 1
         return better
+
+    @property
+    def reached(self) -> bool:
+        """Whether the newest validation metric has reached the target."""
+        target, validation = self.recipe.target, self.progress.validation
+        return target is not None and validation is not None and self._sign * (self._metric(validation) - target) >= 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether target or patience end training early."""
+        patience = self.recipe.patience
+        return self.reached or (patience is not None and self.progress.epochs_since_best >= patience)
+
+    @property
+    def _sign(self) -> int:
+        return 1 if self.task.higher_is_better else -1
+
+    def _metric(self, values: dict[str, float]) -> float:
+        if self.task.metric not in values:
+            raise TaskError(
+                f"the task's metric {self.task.metric!r} must be among its numbers, got {', '.join(values)}"
+            )
+        return values[self.task.metric]
 
     def _result(self, began: float) -> Result:
         progress, recipe, model = self.progress, self.recipe, self.strategy.model
         weights_sha256 = sha256(model.tensors())
         best_sha256 = None
+        reached = self.reached
         if self.best:
             model.load(self.best)
             best_sha256 = sha256(self.best)
@@ -252,14 +272,8 @@ class Training:
             noise_scale=self.noise.estimate().to_json() if measured else None,
             derived=[value.to_json() for value in self.derived],
             best_sha256=best_sha256,
-            target_reached=progress.reached if recipe.target is not None else None,
+            target_reached=reached if recipe.target is not None else None,
         )
 
     def _samples_per_second(self) -> float:
         return self.progress.step * self.recipe.global_batch / max(self.progress.training_seconds, 1e-9)
-
-
-def _metric(task: Task, values: dict[str, Any]) -> float:
-    if task.metric not in values:
-        raise RecipeError(f"the task's metric {task.metric!r} is not among its numbers: {', '.join(values)}")
-    return float(values[task.metric])

@@ -96,7 +96,7 @@ def sha256(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         raw = tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(memoryview(raw.numpy()))
+        digest.update(raw.numpy().data)
     return digest.hexdigest()
 
 
@@ -119,7 +119,8 @@ def _trainable(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _changing_buffers(model: nn.Module, task: Task) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    averages, counters = {}, {}
+    averages: dict[str, Tensor] = {}
+    counters: dict[str, Tensor] = {}
     for prefix, module in model.named_modules():
         if isinstance(module, _NormBase):
             for name, buffer in module.named_buffers(prefix, recurse=False):
@@ -127,7 +128,9 @@ def _changing_buffers(model: nn.Module, task: Task) -> tuple[dict[str, Tensor], 
     buffers = dict(model.named_buffers())
     for name, meaning in task.buffers.items():
         if name not in buffers:
-            raise TaskError(f"buffers= of the task names {name!r}, which the model does not have; it has {sorted(buffers)}")
+            raise TaskError(
+                f"buffers= of the task names {name!r}, which the model does not have; it has {sorted(buffers)}"
+            )
         (averages if meaning == "mean" else counters)[name] = buffers[name]
     dtype = next(model.parameters()).dtype
     wrong = [name for name, buffer in averages.items() if buffer.dtype != dtype]

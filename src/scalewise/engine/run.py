@@ -15,7 +15,7 @@ from typing import Any
 from scalewise.engine import checkpoint
 from scalewise.engine.loop import Training
 from scalewise.errors import RunFolderError
-from scalewise.recipe import Recipe, differing_fields
+from scalewise.recipe import Derived, Recipe, differing_fields
 from scalewise.records import Epoch, Record, RecordWriter, Result, Step, keep_until, write_atomically
 
 KEPT_CHECKPOINTS = 2
@@ -60,10 +60,11 @@ class RunRecipe:
     task: str
     settings: list[str]
     recipe: Recipe
+    derived: list[Derived]
 
 
 def new_folder(out: Path | None, task: str) -> RunFolder:
-    """A folder that no run has used: `out`, or runs/<task>-<time>."""
+    """The folder of a new run: `out`, or runs/<task>-<time>. It is made by `begin`."""
     if out is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         names = [f"{task}-{stamp}", *(f"{task}-{stamp}-{number}" for number in range(2, 1000))]
@@ -72,16 +73,22 @@ def new_folder(out: Path | None, task: str) -> RunFolder:
         raise RunFolderError(
             f"--out {out} must be a new or empty folder, found one in use; choose another, or go on with --resume {out}"
         )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(f"--out {out} must be a folder that can be written: {error.strerror}; choose another") from None
+    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        raise RunFolderError(f"--out {out} must be a folder that can be written, {existing} cannot; choose another")
     return RunFolder(out)
 
 
 def begin(folder: RunFolder, run: RunRecipe, processes: int) -> None:
     """Write what is known before step 0."""
-    content = {"task": run.task, "settings": run.settings, "recipe": run.recipe.model_dump()}
+    folder.path.mkdir(parents=True, exist_ok=True)
+    derived = [value.to_json() for value in run.derived]
+    content = {
+        "task": run.task,
+        "settings": run.settings,
+        "recipe": run.recipe.model_dump(),
+        "derived": derived,
+    }
     write_atomically(folder.recipe, json.dumps(content, indent=2) + "\n")
     write_atomically(folder.environment, json.dumps(environment(processes), indent=2) + "\n")
 
@@ -111,7 +118,8 @@ def read_recipe(folder: RunFolder) -> RunRecipe:
         raise RunFolderError(f"--resume {folder.path} must be a run folder, found no recipe.json in it; check the path")
     try:
         content = json.loads(folder.recipe.read_text())
-        return RunRecipe(content["task"], content["settings"], Recipe(**content["recipe"]))
+        derived = [Derived(**value) for value in content["derived"]]
+        return RunRecipe(content["task"], content["settings"], Recipe(**content["recipe"]), derived)
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{folder.recipe} must be a stored recipe, got something else: {error}") from None
 
@@ -145,7 +153,9 @@ def environment_changes(folder: RunFolder) -> list[str]:
     except (OSError, json.JSONDecodeError):
         return []
     now = environment(0)
-    return [f"{name} was {stored[name]}, is {now[name]}" for name in matters if name in stored and stored[name] != now[name]]
+    return [
+        f"{name} was {stored[name]}, is {now[name]}" for name in matters if name in stored and stored[name] != now[name]
+    ]
 
 
 def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int | None) -> Iterator[Record]:
@@ -154,17 +164,14 @@ def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int 
     if leads:
         keep_until(folder.metrics, training.progress.step)
     writer = RecordWriter(folder.metrics) if leads else None
-    best_step: int | None = None
     try:
         for record in training.records():
-            if isinstance(record, Epoch) and record.best:
-                best_step = record.step
             if _is_due(record, training, checkpoint_steps):
                 if writer is not None:
                     writer.flush()
                 checkpoint.save(training, folder.checkpoints)
                 if leads:
-                    checkpoint.prune(folder.checkpoints, KEPT_CHECKPOINTS, best_step)
+                    checkpoint.prune(folder.checkpoints, KEPT_CHECKPOINTS, training.progress.best_step)
             if isinstance(record, Result):
                 record = dataclasses.replace(record, run=str(folder.path))
                 if leads:
@@ -180,5 +187,5 @@ def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int 
 def _is_due(record: Record, training: Training, checkpoint_steps: int | None) -> bool:
     if isinstance(record, Epoch):
         return True
-    due = isinstance(record, Step) and checkpoint_steps is not None and record.step % checkpoint_steps == 0
-    return due and isinstance(record, Step) and record.step == training.progress.step
+    paused = isinstance(record, Step) and record.step == training.progress.step and not training.ends_epoch()
+    return paused and checkpoint_steps is not None and training.progress.step % checkpoint_steps == 0

@@ -37,7 +37,9 @@ class TensorSamples:
             raise TaskError(f"{what} data must be tensors (or a map-style Dataset), got {kinds}")
         lengths = sorted({len(leaf) for leaf in leaves})
         if len(lengths) > 1 or lengths[0] == 0:
-            raise TaskError(f"{what} data must hold the same number of samples in each tensor, at least 1, got {lengths}")
+            raise TaskError(
+                f"{what} data must hold the same number of samples in each tensor, at least 1, got {lengths}"
+            )
         self._length = lengths[0]
 
     def __len__(self) -> int:

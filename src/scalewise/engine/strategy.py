@@ -13,6 +13,7 @@ from scalewise.engine import reductions
 from scalewise.engine.flat import Bucket, FlatLayout, Piece, in_memory_order
 from scalewise.engine.model import PlacedModel
 from scalewise.engine.placement import Placement
+from scalewise.engine.reductions.protocol import Scale
 from scalewise.engine.samples import Samples
 from scalewise.engine.team import Gathered, Team
 from scalewise.engine.tree import share
@@ -47,6 +48,7 @@ class Strategy(Protocol):
     """Place the model, compute and reduce the workers' gradients, update, and give the state by name."""
 
     model: PlacedModel
+    feed: Feed
     workers: Workers
 
     def gradients(self, step: int) -> StepNumbers:
@@ -148,7 +150,7 @@ class DataParallel:
 
         return ready
 
-    def _mean(self, weights: list[Gathered]) -> reductions.Scale:
+    def _mean(self, weights: list[Gathered]) -> Scale:
         """Gradients divided by the total weight of the global batch, averages by the number of workers."""
         recipe = self._recipe
         total = float(sum(weights[0].wait().flatten().tolist())) if weights else float(recipe.global_batch)

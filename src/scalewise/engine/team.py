@@ -107,10 +107,10 @@ def joined(device_name: DeviceName) -> Iterator[Team]:
     if owner:
         # torch.optim imports this later anyway, and then keeps a reference to the process group in default
         # arguments: the group's threads would outlive it and abort when Python exits (torch 2.13, gloo).
-        import torch._dynamo
+
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        options = {"device_id": device} if device.type == "cuda" else {}
-        dist.init_process_group(backend, timeout=timedelta(minutes=30), **options)
+        own = device if device.type == "cuda" else None
+        dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=own)
     try:
         yield Team(dist.get_rank(), dist.get_world_size(), device)
     finally:

@@ -28,12 +28,12 @@ class _GhostBatchNorm(_BatchNorm):
         self.ghost_batch = ghost_batch
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, ghost_batch={self.ghost_batch}"
+        return f"{super().extra_repr()}, ghost_batch={self.ghost_batch}"  # type: ignore[no-untyped-call]
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        self._check_input_dim(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if len(input) % self.ghost_batch:
             raise ValueError(
                 f"ghost batch norm needs a batch divisible by ghost_batch={self.ghost_batch}, got {len(input)} "
@@ -88,7 +88,12 @@ def to_ghost_batch_norm(model: nn.Module, ghost_batch: int) -> nn.Module:
     if kind is not None:
         assert isinstance(model, _BatchNorm)
         ghost = kind(
-            model.num_features, ghost_batch, model.eps, model.momentum, model.affine, model.track_running_stats
+            model.num_features,
+            ghost_batch,
+            model.eps,
+            model.momentum,
+            model.affine,
+            model.track_running_stats,
         )
         ghost.train(model.training)
         for name, value in (*model._parameters.items(), *model._buffers.items()):

@@ -24,9 +24,7 @@ def sgd(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
 
 def momentum(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     """v ← μ·v + g; w ← w − lr·v."""
-    return torch.optim.SGD(
-        parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
-    )
+    return torch.optim.SGD(parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
 
 
 def nesterov(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
@@ -39,9 +37,7 @@ def nesterov(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
 def adam(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     """Adam (Kingma and Ba 2015); weight decay joins the gradient."""
     betas = (recipe.beta1, recipe.beta2)
-    return torch.optim.Adam(
-        parameters, lr=recipe.lr, betas=betas, eps=recipe.epsilon, weight_decay=recipe.weight_decay
-    )
+    return torch.optim.Adam(parameters, lr=recipe.lr, betas=betas, eps=recipe.epsilon, weight_decay=recipe.weight_decay)
 
 
 def adamw(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:

@@ -16,12 +16,16 @@ class BuiltIn:
 
 BUILT_IN: dict[str, BuiltIn] = {
     "digits": BuiltIn(
-        "scalewise.tasks.digits:digits", "8×8 digits, small CNN (--set bn=true, dropout=0.2)", "embedded, 1,797 images"
+        "scalewise.tasks.digits:digits",
+        "8×8 digits, small CNN (--set bn=true, dropout=0.2)",
+        "embedded, 1,797 images",
     ),
     "mlp": BuiltIn("scalewise.tasks.digits:mlp", "8×8 digits, two hidden layers", "embedded, 1,797 images"),
     "linear": BuiltIn("scalewise.tasks.generated:linear", "linear regression", "generated"),
     "logistic": BuiltIn("scalewise.tasks.generated:logistic", "logistic regression, two classes", "generated"),
     "chars": BuiltIn(
-        "scalewise.tasks.chars:chars", "character transformer, bits per character", "embedded, 148 kB of Lewis Carroll"
+        "scalewise.tasks.chars:chars",
+        "character transformer, bits per character",
+        "embedded, 148 kB of Lewis Carroll",
     ),
 }

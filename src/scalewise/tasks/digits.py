@@ -60,9 +60,7 @@ def mlp(hidden: int = 128, dropout: float = 0.0) -> Task:
     def model() -> nn.Module:
         drop: list[nn.Module] = [nn.Dropout(dropout)] if dropout else []
         wide, narrow = nn.Linear(64, hidden), nn.Linear(hidden, hidden // 2)
-        return nn.Sequential(
-            nn.Flatten(), wide, nn.ReLU(), *drop, narrow, nn.ReLU(), *drop, nn.Linear(hidden // 2, 10)
-        )
+        return nn.Sequential(nn.Flatten(), wide, nn.ReLU(), *drop, narrow, nn.ReLU(), *drop, nn.Linear(hidden // 2, 10))
 
     return Task(
         name="mlp",

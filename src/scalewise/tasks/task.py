@@ -34,7 +34,7 @@ class Loss:
 
     def backward(self, unit: float) -> None:
         """Add the gradient of total ÷ unit to the parameters' gradients."""
-        self.total.backward(gradient=self.total.new_full((), 1 / unit))  # type: ignore[no-untyped-call]
+        self.total.backward(gradient=self.total.new_full((), 1 / unit))
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class MeanLoss(Loss):
 
     def backward(self, unit: float) -> None:
         """Add the gradient of mean · (weight ÷ unit); that factor is exactly 1 when unit is the weight."""
-        self.mean.backward(gradient=self.mean.new_full((), float(self.weight) / unit))  # type: ignore[no-untyped-call]
+        self.mean.backward(gradient=self.mean.new_full((), float(self.weight) / unit))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from scalewise.engine.placement import Placement
 from scalewise.engine.reductions.allreduce import AllReduce
 from scalewise.engine.reductions.alone import Alone
 from scalewise.engine.reductions.ordered import Ordered
-from scalewise.engine.reductions.protocol import Reduction, Scale
+from scalewise.engine.reductions.protocol import Reduction
 from scalewise.engine.reductions.server import Server
 from scalewise.engine.team import Team
 from scalewise.engine.tree import fold_plan, share

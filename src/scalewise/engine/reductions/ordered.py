@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-from scalewise.engine.flat import Bucket, CHUNK, FlatLayout, Fold, chunk_norms, sum_of_squares, sum_rows
+from scalewise.engine.flat import CHUNK, Bucket, FlatLayout, Fold, chunk_norms, sum_of_squares, sum_rows
 from scalewise.engine.reductions.protocol import Scale
 from scalewise.engine.team import Team, all_gather
 from scalewise.engine.tree import fold_plan, share, whole_nodes

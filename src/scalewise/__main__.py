@@ -1,0 +1,5 @@
+"""`python -m scalewise`."""
+
+from scalewise.cli import main
+
+main()

@@ -1,0 +1,66 @@
+"""The command line. Commands are loaded when they are called, so that --help is fast and imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+from cyclopts import App
+from cyclopts.exceptions import CycloptsError
+
+from scalewise import __version__
+from scalewise.errors import ScalewiseError
+
+app = App(
+    name="scalewise",
+    help="Take a PyTorch training run from one worker to many without losing accuracy.",
+    version=__version__,
+    help_format="plaintext",
+)
+app.command("scalewise.cli.train:train", name="train", help="Train a task with any number of workers.")
+app.command("scalewise.cli.tasks:tasks", name="tasks", help="What is built in, and where its data is.")
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit with its code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    code, message = 0, ""
+    try:
+        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
+    except CycloptsError as error:
+        code, message = 2, " ".join(str(error).split()) + "; see --help"
+    except ScalewiseError as error:
+        code, message = error.exit_code, str(error)
+    except KeyboardInterrupt:
+        code, message = 130, "interrupted"
+    except Terminated:
+        code, message = 143, "terminated"
+    except BrokenPipeError:
+        sys.stdout = None
+        code = 1
+    _finish(code, message)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def _finish(code: int, message: str) -> NoReturn:
+    if "RANK" in os.environ:
+        from scalewise.engine.launch import leave_outcome
+
+        if leave_outcome(code, message):  # the launching process speaks
+            sys.exit(0 if code == 3 else code)
+    if message:
+        with contextlib.suppress(OSError):
+            print(f"scalewise: {message}", file=sys.stderr)
+    sys.exit(code)

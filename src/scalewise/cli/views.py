@@ -1,0 +1,166 @@
+"""Everything that is drawn in a terminal, on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from scalewise.recipe import Derived
+from scalewise.records import Epoch, Record, Result, Step
+from scalewise.tasks import BuiltIn
+
+# Metrics between 0 and 1 that people read as percentages.
+SHARES = ("accuracy",)
+
+
+def console(quiet: bool = False) -> Console:
+    """Where people read: stderr."""
+    return Console(stderr=True, highlight=False, quiet=quiet)
+
+
+def number(value: float) -> str:
+    """A number with as many digits as a person wants.
+
+    >>> number(0.97234), number(123456.7), number(0.000012)
+    ('0.9723', '123,457', '1.2e-05')
+    """
+    if value != 0 and abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def seconds(value: float) -> str:
+    """A duration.
+
+    >>> seconds(3.25), seconds(75), seconds(7300)
+    ('3.2 s', '1 min 15 s', '2 h 1 min')
+    """
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(int(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def metric(name: str, value: float) -> str:
+    """A metric by its name; shares are shown with two digits after the percent's point."""
+    shown = f"{100 * value:.2f} %" if name in SHARES else number(value)
+    return f"{name.replace('_', ' ')} {shown}"
+
+
+def metrics(values: Mapping[str, float]) -> str:
+    """Several metrics on one line."""
+    return ", ".join(metric(name, value) for name, value in values.items())
+
+
+def derived_lines(derived: Iterable[Derived]) -> Iterator[str]:
+    """Each value that nobody gave, with its reason."""
+    for value in derived:
+        shown = value.value if isinstance(value.value, str) else number(value.value)
+        yield f"[dim]auto[/dim]  {value.field} = [bold]{shown}[/bold]  [dim]{escape(value.reason)}[/dim]"
+
+
+def epoch_line(record: Epoch) -> str:
+    """One line at the end of an epoch."""
+    parts = [f"[bold]epoch {record.epoch:.4g}[/bold]  step {record.step}", f"train {metrics(record.train)}"]
+    if record.validation is not None:
+        mark = " [green]best[/green]" if record.best else ""
+        parts.append(f"validation {metrics(record.validation)}{mark}")
+    parts.append(f"[dim]{number(record.samples_per_second)} samples/s[/dim]")
+    return "  ".join(parts)
+
+
+def result_table(result: Result) -> Table:
+    """The outcome of a run."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    spread = f"{result.workers} × {result.worker_batch} = global batch {result.global_batch}"
+    place = f"{_count(result.processes, 'process', 'es')}, {_count(result.threads, 'thread')} each"
+    table.add_row("task", escape(result.task))
+    table.add_row("workers", f"{spread}, on {place}")
+    table.add_row("optimizer", f"{result.optimizer}, peak LR {number(result.lr['peak'])}")
+    table.add_row("trained", f"{result.steps:,} steps, {result.epochs:.4g} epochs, {result.samples:,} samples")
+    table.add_row("time", f"{seconds(result.seconds)}, {number(result.samples_per_second)} samples/s")
+    table.add_row("train", metrics(result.train))
+    if result.validation is not None:
+        table.add_row("validation", metrics(result.validation))
+    table.add_row("test", f"[bold green]{metrics(result.test)}[/bold green]")
+    table.add_row("noise scale", noise_line(result.noise_scale))
+    exactness = "exact: the same on any number of processes" if result.exact else "not exact: --reduce allreduce"
+    table.add_row("weights", f"sha256 {result.weights_sha256[:16]}…  [dim]{exactness}[/dim]")
+    if result.run is not None:
+        table.add_row("run", escape(result.run))
+    return table
+
+
+def noise_line(estimate: Mapping[str, float | bool | None] | None) -> str:
+    """The noise scale with its interval, or what to do to get one."""
+    if estimate is None:
+        return "[dim]not measured: needs two or more workers, or --micro-batch[/dim]"
+    if estimate["value"] is None:
+        return "not enough data yet: the gradient is not separated from its noise"
+    low = "?" if estimate["low"] is None else number(float(estimate["low"]))
+    high = "∞" if estimate["high"] is None else number(float(estimate["high"]))
+    verdict = "" if estimate["enough"] else "  [yellow]not enough steps for a firm value[/yellow]"
+    return f"{number(float(estimate['value']))} samples (95 %: {low} to {high}){verdict}"
+
+
+def _count(value: int, word: str, plural: str = "s") -> str:
+    return f"{value} {word}{'' if value == 1 else plural}"
+
+
+def task_table(built_in: Mapping[str, BuiltIn]) -> Table:
+    """The built-in tasks."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("task", "what", "data"):
+        table.add_column(heading, header_style="dim")
+    for name, task in built_in.items():
+        table.add_row(f"[bold]{name}[/bold]", task.summary, task.data)
+    return table
+
+
+class TrainingView:
+    """A progress bar on a terminal, a line per epoch, and the final table."""
+
+    def __init__(self, quiet: bool, steps: int, done: int) -> None:
+        self.console = console(quiet)
+        self._bar = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("{task.fields[numbers]}"),
+            console=self.console,
+            transient=True,
+        )
+        self._shows_bar = self.console.is_terminal and not quiet
+        self._row = self._bar.add_task("train", total=steps, completed=done, numbers="")
+        self._started: tuple[float, int] | None = None
+
+    def live(self) -> AbstractContextManager[object]:
+        """The context in which the bar is on the screen."""
+        return self._bar if self._shows_bar else nullcontext()
+
+    def show(self, record: Record) -> None:
+        """Draw one record."""
+        if isinstance(record, Step):
+            if self._shows_bar:
+                self._bar.update(self._row, completed=record.step, numbers=self._numbers(record))
+        elif isinstance(record, Epoch):
+            self.console.print(epoch_line(record))
+        else:
+            self.console.print()
+            self.console.print(result_table(record))
+
+    def _numbers(self, record: Step) -> str:
+        if self._started is None:
+            self._started = record.seconds, record.samples
+        elapsed = record.seconds - self._started[0]
+        speed = f"  {number((record.samples - self._started[1]) / elapsed)} samples/s" if elapsed > 0 else ""
+        shown = metrics({"loss": record.loss, **record.metrics})
+        return f"{shown}  LR {number(record.lr)}{speed}"
