@@ -120,11 +120,10 @@ def ratio_of_means(numerator: np.ndarray, denominator: np.ndarray) -> NoiseEstim
     a = bottom**2 - t**2 * bottom_bottom
     b = top * bottom - t**2 * top_bottom
     c = top**2 - t**2 * top_top
-    if bottom <= 0 or a <= 0:
-        return NoiseEstimate(value, None, None, False)
     spread = math.sqrt(max(b * b - a * c, 0.0))
-    low, high = max(0.0, (b - spread) / a), (b + spread) / a
-    enough = len(numerator) >= ENOUGH_STEPS and low > 0 and high <= ENOUGH_RATIO * low
+    low = c / (b + spread) if c > 0 and b + spread > 0 else 0.0  # the smaller root, written so that a may be 0
+    high = (b + spread) / a if bottom > 0 and a > 0 else None
+    enough = len(numerator) >= ENOUGH_STEPS and low > 0 and high is not None and high <= ENOUGH_RATIO * low
     return NoiseEstimate(value, low, high, enough)
 
 

@@ -18,8 +18,8 @@ Schedule = Callable[[float], float]
 def warmup(start: float, peak: float, samples: float) -> Schedule:
     """Rise linearly from `start` to `peak` over the first `samples` samples (Goyal et al. 2017).
 
-    >>> warmup(0.1, 0.8, 100)(50)
-    0.45
+    >>> warmup(0.0, 0.8, 100)(50)
+    0.4
     """
     return lambda progress: start + (peak - start) * min(1.0, progress / samples)
 

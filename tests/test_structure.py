@@ -1,0 +1,135 @@
+"""The layers, the public names and what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scalewise
+from scalewise.recipe import Recipe
+
+SOURCE = Path(scalewise.__file__).parent
+
+# From the bottom up; a module imports only from layers below its own, or from its own package.
+LAYERS = [
+    {"errors", "frames"},
+    {"recipe", "records"},
+    {"optim", "nn", "schedules", "noise", "tasks"},
+    {"engine"},
+    {"measure", "bench"},
+    {"plan", "forecast", "doctor"},
+    {"report"},
+    {"cli"},
+]
+TOP_LEVEL = {"__init__", "__main__"}
+WITHOUT_TORCH = {"errors", "frames", "recipe", "records", "schedules", "noise", "cli", "plan", "forecast", "doctor", "report"}
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def package(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return parts[0]
+
+
+def imports(path: Path, anywhere: bool) -> list[str]:
+    tree = ast.parse(path.read_text())
+    nodes = ast.walk(tree) if anywhere else tree.body
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_module_imports_only_from_below(path):
+    if package(path) in TOP_LEVEL:
+        pytest.skip("the package itself offers names from every layer")
+    own = next((level for level, names in enumerate(LAYERS) if package(path) in names), None)
+    assert own is not None, f"{package(path)} is in no layer"
+    below = set().union(*LAYERS[:own]) | {package(path), "__version__"}
+    for name in imports(path, anywhere=True):
+        if name.startswith("scalewise."):
+            assert name.split(".")[1] in below, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_layers_without_torch_do_not_import_it(path):
+    if package(path) in WITHOUT_TORCH:
+        assert not [name for name in imports(path, anywhere=False) if name.split(".")[0] == "torch"]
+
+
+def test_there_are_no_import_cycles():
+    graph = {}
+    for path in modules():
+        dotted = ".".join(("scalewise", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        graph[dotted] = imports(path, anywhere=False)
+    edges = {
+        name: {target for target in graph for used in found if used == target or used.rpartition(".")[0] == target}
+        - {name}
+        for name, found in graph.items()
+    }
+    edges["scalewise"] = set()
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"cycle: {' -> '.join((*trail, name))}"
+        if name not in done:
+            for target in sorted(edges[name]):
+                visit(target, (*trail, name))
+            done.add(name)
+
+    for name in sorted(edges):
+        visit(name, ())
+
+
+def test_public_names():
+    assert sorted(scalewise.__all__) == [
+        "Epoch", "Loss", "NoiseScale", "Placement", "Recipe", "Result", "ScalewiseError", "Step", "Task",
+        "accuracy", "load_task", "nn", "optim", "train",
+    ]  # fmt: skip
+    for name in scalewise.__all__:
+        assert getattr(scalewise, name) is not None
+    with pytest.raises(AttributeError):
+        scalewise.nothing  # noqa: B018
+
+
+def test_recipe_fields():
+    assert list(Recipe.model_fields) == [
+        "workers", "worker_batch", "micro_batch", "epochs", "steps", "optimizer", "lr", "lr_rule", "warmup_epochs",
+        "schedule", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "label_smoothing", "clip_norm",
+        "batch_norm", "precision", "compile", "layout", "threads", "seed", "patience", "target",
+    ]  # fmt: skip
+
+
+def test_every_recipe_field_is_a_flag(scalewise):
+    text = scalewise("train", "--help").stdout
+    others = ["set", "recipe", "processes", "device", "reduce", "shard-optimizer", "noise", "out", "resume"]
+    for name in [*Recipe.model_fields, *others, "checkpoint-steps", "json", "quiet"]:
+        assert f"--{name.replace('_', '-')}" in text
+
+
+@pytest.mark.parametrize("code", ["import scalewise", "import scalewise; scalewise.Recipe(workers=2)"])
+def test_importing_does_not_import_torch(code):
+    check = f"{code}; import sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["tasks"], ["tasks", "--json"], ["train", "--help"]])
+def test_help_does_not_import_torch(arguments):
+    check = (
+        "import sys\nfrom scalewise.cli import main\n"
+        f"try: main({arguments!r})\nexcept SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
