@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 
 from scalewise.noise import NoiseScale, ratio_of_means, signal_and_noise
 

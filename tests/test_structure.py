@@ -26,7 +26,19 @@ LAYERS = [
     {"cli"},
 ]
 TOP_LEVEL = {"__init__", "__main__"}
-WITHOUT_TORCH = {"errors", "frames", "recipe", "records", "schedules", "noise", "cli", "plan", "forecast", "doctor", "report"}
+WITHOUT_TORCH = {
+    "errors",
+    "frames",
+    "recipe",
+    "records",
+    "schedules",
+    "noise",
+    "cli",
+    "plan",
+    "forecast",
+    "doctor",
+    "report",
+}
 
 
 def modules() -> list[Path]:

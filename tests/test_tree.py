@@ -47,10 +47,6 @@ def test_any_placement_gives_the_trees_bytes(workers, data):
 
 
 def test_the_order_matters_so_the_test_above_can_fail():
-    values = [torch.tensor([10.0 ** (worker % 5) + 1 / 3]) for worker in range(8)]
-    in_a_row = values[0].clone()
-    for value in values[1:]:
-        in_a_row += value
     generator = torch.Generator().manual_seed(0)
     noisy = [torch.randn(200, generator=generator) for _ in range(8)]
     assert not torch.equal(sum(noisy[1:], noisy[0]), summed((0, 8), noisy))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,6 +95,15 @@ def takes_part() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def import_before_joining() -> None:
+    """Import what would otherwise be imported in the middle of a job and keep its process group alive.
+
+    torch.optim imports torch._dynamo when first used, and functions defined then hold the process group in their
+    default arguments: its threads outlive `destroy_process_group` and abort when Python exits (torch 2.13, gloo).
+    """
+    importlib.import_module("torch._dynamo")
+
+
 @contextmanager
 def joined(device_name: DeviceName) -> Iterator[Team]:
     """The team of this process: alone, or of the job it was started in."""
@@ -105,9 +115,7 @@ def joined(device_name: DeviceName) -> Iterator[Team]:
         raise PlacementError("several processes cannot share MPS; use --processes 1 or --device cpu")
     owner = not dist.is_initialized()
     if owner:
-        # torch.optim imports this later anyway, and then keeps a reference to the process group in default
-        # arguments: the group's threads would outlive it and abort when Python exits (torch 2.13, gloo).
-
+        import_before_joining()
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         own = device if device.type == "cuda" else None
         dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=own)

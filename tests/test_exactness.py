@@ -1,0 +1,67 @@
+"""The promise: one recipe, the same bytes on any number of processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+JOB = Path(__file__).parent / "jobs" / "hashes.py"
+
+
+def hashes(torchrun, processes: int, workers: int, *names: str) -> dict:
+    outcome = torchrun(processes, JOB, workers, *names)
+    assert outcome.code == 0, outcome.stderr[-4000:]
+    return json.loads(outcome.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def known() -> dict:
+    """What one process gave, by number of workers; filled by the first test that needs it."""
+    return {}
+
+
+def reference(known: dict, torchrun, workers: int, *names: str) -> dict:
+    if workers not in known:
+        known[workers] = hashes(torchrun, 1, workers, *names)
+    return known[workers]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("processes", [2, 3, 4, 8])
+def test_eight_workers_on_any_number_of_processes(torchrun, known, processes):
+    expected = reference(known, torchrun, 8)
+    found = hashes(torchrun, processes, 8)
+    assert found.keys() == expected.keys()
+    for name, run in found.items():
+        if name == "allreduce (allreduce)":
+            assert run["losses"] == pytest.approx(expected[name]["losses"], rel=1e-3)
+            assert not run["exact"]
+        else:
+            assert run == expected[name], name
+
+
+@pytest.mark.parametrize("processes", [2, 4, 5])
+def test_six_workers_on_any_number_of_processes(torchrun, known, processes):
+    names = ["adam", "batch norm", "tokens", "several buckets"]
+    assert hashes(torchrun, processes, 6, *names) == reference(known, torchrun, 6, *names)
+
+
+def test_placements_agree_and_recipes_differ(torchrun, known):
+    by_recipe: dict[str, set[str]] = {}
+    for name, run in reference(known, torchrun, 8).items():
+        by_recipe.setdefault(name.rpartition(" (")[0], set()).add(run["sha256"])
+    assert all(len(found) == 1 for found in by_recipe.values())
+    by_recipe.pop("allreduce")  # on one process it has nothing to reduce: momentum's bytes
+    everything = [sha for found in by_recipe.values() for sha in found]
+    assert len(set(everything)) == len(everything)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 8])
+def test_the_command_gives_one_hash(scalewise, known, processes):
+    flags = ["--workers", 8, "--worker-batch", 32, "--epochs", 3, "--seed", 0]
+    result = scalewise("train", "digits", *flags, "--processes", processes, "--json", "--quiet").json
+    assert result["processes"] == processes
+    assert result["exact"] is True
+    assert result["weights_sha256"] == known.setdefault("command", result["weights_sha256"])
