@@ -33,21 +33,29 @@ class Terminated(BaseException):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     signal.signal(signal.SIGTERM, _terminate)
-    code, message = 0, ""
     try:
-        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
-    except CycloptsError as error:
-        code, message = 2, " ".join(str(error).split()) + "; see --help"
-    except ScalewiseError as error:
-        code, message = error.exit_code, str(error)
+        code, message = _outcome(arguments)
     except KeyboardInterrupt:
         code, message = 130, "interrupted"
     except Terminated:
         code, message = 143, "terminated"
-    except BrokenPipeError:
-        sys.stdout = None
-        code = 1
     _finish(code, message)
+
+
+def _outcome(arguments: Sequence[str] | None) -> tuple[int, str]:
+    """The exit code of a command and what to say about it."""
+    try:
+        return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0, ""
+    except CycloptsError as error:
+        return 2, " ".join(str(error).split()).rstrip(".") + "; see --help"
+    except ScalewiseError as error:
+        return error.exit_code, str(error)
+    except BrokenPipeError:
+        sys.stdout = None  # nobody reads what is left
+        return 1, ""
+    finally:  # nothing may interrupt the end
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

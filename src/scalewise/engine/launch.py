@@ -78,11 +78,15 @@ def _outcomes(folder: Path) -> dict[int, dict[str, int | str]]:
 
 
 def _reason(folder: Path, error: ChildFailedError) -> ScalewiseError:
-    """What to tell the person: a process's own last word where it left one, else how the first one died."""
+    """What to tell the person: the process that was killed, else a process's own last word, else how it ended."""
+    codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    killed = {rank: -code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
+    resume = "the run can go on from its last checkpoint with --resume"
+    if killed:  # the others then lost contact, and say so; that is not the reason
+        rank, number = min(killed.items())
+        return ProcessFailed(f"process {rank} was killed by {signal.Signals(number).name}; {resume}")
     told = [outcome for _, outcome in sorted(_outcomes(folder).items()) if outcome["exit_code"]]
     if told:
         return Failed(str(told[0]["message"]), int(told[0]["exit_code"]))
-    rank, failure = error.get_first_failure()
-    code = failure.exitcode
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return ProcessFailed(f"process {rank} {how}; the run can go on from its last checkpoint with --resume")
+    rank, code = min(codes.items())
+    return ProcessFailed(f"process {rank} ended with exit code {code}; {resume}")

@@ -166,18 +166,18 @@ def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int 
     writer = RecordWriter(folder.metrics) if leads else None
     try:
         for record in training.records():
-            if _is_due(record, training, checkpoint_steps):
-                if writer is not None:
-                    writer.flush()
-                checkpoint.save(training, folder.checkpoints)
-                if leads:
-                    checkpoint.prune(folder.checkpoints, KEPT_CHECKPOINTS, training.progress.best_step)
             if isinstance(record, Result):
                 record = dataclasses.replace(record, run=str(folder.path))
                 if leads:
                     write_atomically(folder.result, json.dumps(record.to_json(), indent=2) + "\n")
             if writer is not None:
                 writer.write(record)
+            if _is_due(record, training, checkpoint_steps):
+                if writer is not None:
+                    writer.flush()  # a checkpoint must not know more than the records beside it
+                checkpoint.save(training, folder.checkpoints)
+                if leads:
+                    checkpoint.prune(folder.checkpoints, KEPT_CHECKPOINTS, training.progress.best_step)
             yield record
     finally:
         if writer is not None:

@@ -1,0 +1,242 @@
+"""The command as a person or a script meets it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from test_resume import start, wait_for
+
+KEYS = {
+    "run", "task", "workers", "processes", "threads", "worker_batch", "global_batch", "steps", "epochs", "samples",
+    "optimizer", "lr", "train", "validation", "test", "seconds", "samples_per_second", "exact", "weights_sha256",
+    "noise_scale", "derived",
+}  # fmt: skip
+
+
+def test_json_is_the_contract(scalewise, tmp_path):
+    outcome = scalewise("train", "digits", "--workers", 4, "--steps", 30, "--seed", 1, "--json")
+    result = outcome.json
+    assert set(result) == KEYS
+    assert result["global_batch"] == result["workers"] * result["worker_batch"] == 128
+    assert result["samples"] == 30 * 128
+    assert result["lr"] == {"base": 0.02, "peak": 0.08}
+    assert set(result["train"]) == set(result["test"]) == {"loss", "accuracy"}
+    assert result["validation"] is None
+    assert set(result["noise_scale"]) == {"value", "low", "high", "enough"}
+    assert [set(value) for value in result["derived"]] == [{"field", "value", "reason"}] * 3
+    run = tmp_path / result["run"]
+    assert json.loads((run / "result.json").read_text()) == result
+    assert {path.name for path in run.iterdir()} == {
+        "recipe.json",
+        "env.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "result.json",
+    }
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 31))
+    assert "auto  lr_rule = linear" in outcome.stderr
+
+
+def test_quiet_draws_nothing(scalewise):
+    outcome = scalewise("train", "linear", "--steps", 3, "--quiet")
+    assert (outcome.code, outcome.stdout, outcome.stderr) == (0, "", "")
+
+
+def test_one_worker_has_no_noise_scale_but_micro_batches_do(scalewise):
+    assert scalewise("train", "linear", "--steps", 3, "--json").json["noise_scale"] is None
+    assert scalewise("train", "linear", "--steps", 3, "--micro-batch", 5, "--json").json["noise_scale"] is not None
+
+
+@pytest.mark.parametrize(("task", "metric"), [("mlp", "accuracy"), ("linear", "loss"), ("logistic", "accuracy")])
+def test_small_tasks_learn(scalewise, task, metric):
+    result = scalewise("train", task, "--json", "--quiet").json
+    value = result["test"][metric]
+    assert value > 0.9 if metric == "accuracy" else value < 0.3  # linear: the noise's variance is 0.25
+
+
+def test_chars_learns_more_than_letter_frequencies(scalewise):
+    result = scalewise("train", "chars", "--workers", 2, "--epochs", 1, "--json", "--quiet").json
+    assert result["test"]["bits_per_character"] == pytest.approx(result["test"]["loss"] / 0.6931471805599453, rel=1e-6)
+    assert result["test"]["bits_per_character"] < 4.0  # single letters alone take 4.4
+
+
+def test_a_target_is_reached_or_missed(scalewise):
+    reached = scalewise("train", "digits", "--target", 0.6, "--json")
+    assert (reached.code, reached.json["target_reached"]) == (0, True)
+    assert reached.json["epochs"] < 9
+    assert "held out" in reached.stderr
+    missed = scalewise("train", "digits", "--target", 0.999, "--epochs", 1, "--json")
+    assert (missed.code, missed.json["target_reached"]) == (3, False)
+    several = scalewise("train", "digits", "--workers", 2, "--processes", 2, "--target", 0.999, "--epochs", 1, "--json")
+    assert (several.code, several.json["target_reached"]) == (3, False)
+
+
+def test_a_lower_metric_may_be_better(scalewise):
+    outcome = scalewise("train", "linear", "--target", 0.3, "--json")
+    assert (outcome.code, outcome.json["target_reached"]) == (0, True)
+
+
+def test_patience_restores_the_best_weights(scalewise):
+    result = scalewise("train", "mlp", "--patience", 1, "--lr", 0.3, "--epochs", 20, "--json", "--quiet").json
+    assert result["epochs"] < 20
+    assert result["best_sha256"] != result["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "digit"], ["unknown task 'digit'", "did you mean digits?"]),
+        (["train", "nowhere.py"], ["nowhere.py", "must exist"]),
+        (["train", "no.such:thing"], ["no module named no"]),
+        (["train", "scalewise.tasks.digits:nothing"], ["no function 'nothing'"]),
+        (["train"], ["TASK", "--help"]),
+        (["train", "digits", "--wrkers", "8"], ["--wrkers"]),
+        (["train", "digits", "--workers", "many"], ["many", "int"]),
+        (["train", "digits", "--workers", "0"], ["workers", "greater than or equal to 1", "got 0"]),
+        (["train", "digits", "--optimizer", "adm"], ["adm"]),
+        (["train", "digits", "--workers", "2", "--processes", "3"], ["between 1 and the number of workers (2)", "got 3"]),
+        (["train", "digits", "--set", "bn=perhaps"], ["bn=", "true or false", "perhaps"]),
+        (["train", "digits", "--set", "norm=true"], ["norm", "bn, dropout"]),
+        (["train", "digits", "--set", "bn"], ["name=value"]),
+        (["train", "digits", "--set", "bn=true", "--worker-batch", "1"], ["at least 2 samples", "got 1"]),
+        (["train", "digits", "--batch-norm", "ghost:5"], ["ghost:5", "divide"]),
+        (["train", "digits", "--recipe", "nowhere.json"], ["nowhere.json", "readable"]),
+        (["train", "chars", "--label-smoothing", "0.1"], ["label_smoothing"]),
+        (["train", "digits", "--shard-optimizer", "--reduce", "server"], ["--shard-optimizer", "ordered"]),
+        (["train", "digits", "--device", "cuda"], ["cuda", "not available"]),
+        (["dance"], ["dance"]),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_exit_2(scalewise, tmp_path, arguments, words):
+    outcome = scalewise(*arguments)
+    assert outcome.code == 2, outcome.stderr
+    assert outcome.stdout == ""
+    assert len(outcome.stderr.strip().splitlines()) == 1, outcome.stderr
+    for word in words:
+        assert word in outcome.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+USER_TASK = """
+    import torch
+    from torch.nn import functional as F
+    import scalewise as sw
+
+    class Model(torch.nn.Linear):
+        def forward(self, x):
+            {body}
+            return super().forward(x)
+
+    def task(samples: int = 100, bad: int = -1) -> sw.Task:
+        x, y = torch.randn(samples, 3), torch.zeros(samples, dtype=torch.long)
+        if bad >= 0:
+            x[bad] = float("nan")
+        return sw.Task(model=lambda: Model(3, 2), train=(x, y), test=(x, y), loss=F.cross_entropy)
+"""
+
+
+def write_task(tmp_path, body: str = "pass"):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(USER_TASK).format(body=body))
+
+
+def test_a_users_task_from_a_file_and_from_a_module(scalewise, tmp_path):
+    write_task(tmp_path)
+    assert scalewise("train", "mine.py", "--set", "samples=50", "--steps", 2, "--json").json["task"] == "mine"
+    assert scalewise("train", "mine:task", "--steps", 2, "--json").json["steps"] == 2
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_users_error_shows_the_users_frames_only(scalewise, tmp_path, processes):
+    write_task(tmp_path, "raise KeyError('my own mistake')")
+    outcome = scalewise("train", "mine.py", "--workers", 2, "--processes", processes)
+    assert outcome.code == 1
+    assert "my own mistake" in outcome.stderr
+    assert "mine.py:8" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert "site-packages" not in outcome.stderr
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_loss_that_is_not_finite_names_step_worker_and_samples(scalewise, tmp_path, processes):
+    write_task(tmp_path)
+    flags = ["--workers", 4, "--worker-batch", 5, "--epochs", 2, "--processes", processes, "--set", "bad=7"]
+    outcome = scalewise("train", "mine.py", *flags)
+    assert outcome.code == 1
+    message = outcome.stderr.strip().splitlines()[-1]
+    assert "loss must stay finite, got nan at step" in message
+    samples = message.split("training samples ")[1].split(")")[0].split(", ")
+    assert "7" in samples
+    assert "Traceback" not in outcome.stderr
+
+
+def test_an_undeclared_buffer_is_refused(scalewise, tmp_path):
+    (tmp_path / "models.py").write_text(
+        (pytest.importorskip("pathlib").Path(__file__).parent / "models.py").read_text()
+    )
+    outcome = scalewise("train", "models:counting", "--set", "declared=false", "--workers", 2, "--processes", 1)
+    assert outcome.code == 2
+    assert "buffer 'seen' changed during training" in outcome.stderr
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_everything(tmp_path, processes, number, code):
+    flags = ["--workers", "2", "--epochs", "10000", "--processes", str(processes), "--out", "run"]
+    process = start(tmp_path, "train", "digits", *flags)
+    wait_for(lambda: (tmp_path / "run" / "checkpoints").exists(), process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+
+
+def test_a_process_that_dies_is_named(tmp_path):
+    flags = ["--workers", "2", "--epochs", "10000", "--processes", "2", "--out", "run"]
+    process = start(tmp_path, "train", "digits", *flags)
+    wait_for(lambda: (tmp_path / "run" / "checkpoints").exists(), process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    worker = next(child for child in family if child.environ().get("RANK") == "1")
+    worker.kill()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "process 1 was killed by SIGKILL" in stderr
+    assert "--resume" in stderr
+    assert "Traceback" not in stderr
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+
+
+def test_taking_part_in_a_torchrun_job(torchrun, scalewise):
+    flags = ["train", "digits", "--workers", 4, "--steps", 5, "--json", "--quiet"]
+    job = torchrun(2, "-m", "scalewise", *flags)
+    assert job.code == 0, job.stderr
+    result = json.loads(job.stdout)
+    assert result["processes"] == 2
+    assert result["weights_sha256"] == scalewise(*flags, "--processes", 1).json["weights_sha256"]
+
+
+def test_a_recipe_file_is_loaded_and_flags_win(scalewise, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps({"workers": 2, "worker_batch": 8, "lr": 0.3, "steps": 2}))
+    result = scalewise("train", "digits", "--recipe", "recipe.json", "--lr", 0.1, "--json").json
+    assert (result["workers"], result["lr"]["peak"], result["steps"]) == (2, 0.1, 2)
+
+
+def test_compile_gives_one_hash_too(scalewise):
+    flags = ["train", "mlp", "--workers", 2, "--steps", 2, "--compile", "--json", "--quiet"]
+    found = {scalewise(*flags, "--processes", processes).json["weights_sha256"] for processes in (1, 2)}
+    assert len(found) == 1
+
+
+def test_python_is_the_one_that_was_asked(scalewise):
+    assert scalewise("--version").stdout.strip() == __import__("scalewise").__version__
+    assert sys.version_info >= (3, 11)

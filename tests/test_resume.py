@@ -1,0 +1,160 @@
+"""Whatever ends a run, resuming it gives the weights of the undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import environment
+from scalewise import records
+
+FLAGS = [
+    "--workers",
+    "8",
+    "--worker-batch",
+    "16",
+    "--epochs",
+    "4",
+    "--seed",
+    "3",
+    "--optimizer",
+    "adam",
+    "--lr",
+    "0.002",
+]
+TASK = ["train", "digits", "--set", "bn=true", "--set", "dropout=0.2"]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "scalewise", *arguments]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition, process: subprocess.Popen, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def kill_tree(process: subprocess.Popen) -> None:
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for member in family:
+        os.kill(member.pid, signal.SIGKILL)
+    process.communicate()
+    psutil.wait_procs(family, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    command = [
+        sys.executable,
+        "-m",
+        "scalewise",
+        *TASK,
+        *FLAGS,
+        "--processes",
+        "1",
+        "--out",
+        "run",
+        "--json",
+        "--quiet",
+    ]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=True)
+    return json.loads(done.stdout) | {"records": list(records.read(folder / "run" / "metrics.jsonl"))}
+
+
+@pytest.mark.parametrize(("before", "after", "extra"), [(1, 3, []), (2, 1, []), (3, 2, ["--shard-optimizer"])])
+def test_killed_in_mid_epoch_and_resumed_elsewhere(scalewise, tmp_path, undisturbed, before, after, extra):
+    run = tmp_path / "run"
+    flags = [*FLAGS, "--out", "run", "--checkpoint-steps", "5", "--processes", str(before), *extra]
+    process = start(tmp_path, *TASK, *flags)
+    wait_for(lambda: (run / "checkpoints" / "step-15").exists(), process)
+    kill_tree(process)
+    assert not (run / "result.json").exists()
+    result = scalewise(*TASK, "--resume", "run", "--processes", after, "--json", "--quiet").json
+    assert result["weights_sha256"] == undisturbed["weights_sha256"]
+    for key in ("test", "train", "noise_scale", "steps", "samples"):
+        assert result[key] == undisturbed[key], key
+    timeless = ("seconds", "samples_per_second", "run", "processes")
+    kept = [
+        {key: record[key] for key in record if key not in timeless} for record in records.read(run / "metrics.jsonl")
+    ]
+    expected = [{key: record[key] for key in record if key not in timeless} for record in undisturbed["records"]]
+    assert kept == expected
+
+
+def test_killed_before_the_first_checkpoint(scalewise, tmp_path, undisturbed):
+    process = start(tmp_path, *TASK, *FLAGS, "--out", "run", "--processes", "1")
+    wait_for(lambda: (tmp_path / "run" / "recipe.json").exists(), process)
+    kill_tree(process)
+    shutil.rmtree(tmp_path / "run" / "checkpoints", ignore_errors=True)
+    outcome = scalewise(*TASK, "--resume", "run", "--processes", 1, "--json")
+    assert outcome.json["weights_sha256"] == undisturbed["weights_sha256"]
+    assert "no checkpoint yet" in outcome.stderr
+
+
+def test_a_damaged_checkpoint_is_passed_over(scalewise, tmp_path, undisturbed):
+    flags = [*FLAGS, "--steps", "20", "--checkpoint-steps", "7", "--processes", "1", "--out", "run"]
+    assert scalewise(*TASK, *flags).code == 0
+    shards = sorted((tmp_path / "run" / "checkpoints").glob("step-*/shard-0.safetensors"))
+    newest = max(shards, key=lambda path: int(path.parent.name.split("-")[1]))
+    data = bytearray(newest.read_bytes())
+    data[-5] ^= 1
+    newest.write_bytes(data)
+    steps = undisturbed["steps"]
+    outcome = scalewise(*TASK, "--resume", "run", "--steps", steps, "--processes", 1, "--json")
+    assert "is damaged" in outcome.stderr
+    assert outcome.json["weights_sha256"] == undisturbed["weights_sha256"]
+
+
+def test_a_finished_run_goes_on_with_more_epochs(scalewise, undisturbed):
+    assert scalewise(*TASK, *FLAGS[:4], "--epochs", 2, *FLAGS[6:], "--processes", 2, "--warmup-epochs", 0.4).code == 0
+    result = scalewise(*TASK, "--resume", "auto", "--epochs", 4, "--processes", 1, "--json", "--quiet").json
+    assert result["weights_sha256"] == undisturbed["weights_sha256"]
+
+
+def test_old_checkpoints_go_and_the_best_stays(scalewise, tmp_path):
+    flags = ["--epochs", "8", "--patience", "3", "--lr", "0.3", "--out", "run"]
+    result = scalewise("train", "mlp", *flags, "--json", "--quiet").json
+    epochs = [record for record in records.read(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "epoch"]
+    best = [record["step"] for record in epochs if record["best"]][-1]
+    kept = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    newest = {f"step-{record['step']}" for record in epochs[-2:]}
+    assert kept == newest | {f"step-{best}"}
+    assert result["best_sha256"] != result["weights_sha256"]
+    assert result["validation"]["accuracy"] == max(record["validation"]["accuracy"] for record in epochs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "digits", "--resume", "run", "--lr", "0.5"], ["lr=0.02", "0.5", "--lr"]),
+        (["train", "mlp", "--resume", "run"], ["task digits", "mlp"]),
+        (["train", "digits", "--set", "bn=true", "--resume", "run"], ["digits", "bn=true"]),
+        (["train", "digits", "--resume", "nowhere"], ["nowhere", "no recipe.json"]),
+        (["train", "digits", "--out", "run"], ["new or empty folder", "--resume run"]),
+    ],
+)
+def test_another_task_or_recipe_is_refused(scalewise, tmp_path, arguments, words):
+    assert scalewise("train", "digits", "--steps", 2, "--out", "run", "--quiet").code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    outcome = scalewise(*arguments)
+    assert outcome.code == 2
+    assert len(outcome.stderr.splitlines()) == 1
+    for word in words:
+        assert word in outcome.stderr
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
