@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import environment
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SHORT = ["simple_task.py", "step_task.py", "noise_scale.py"]
+
+
+def run(path: Path, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, path], cwd=cwd, env=environment(), capture_output=True, text=True, check=False, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_examples_are_short(name):
+    assert len((EXAMPLES / name).read_text().splitlines()) < 60
+
+
+def test_simple_task(tmp_path):
+    assert float(run(EXAMPLES / "simple_task.py", tmp_path).split("test accuracy ")[1].split(",")[0]) > 0.9
+
+
+def test_step_task(tmp_path):
+    assert float(run(EXAMPLES / "step_task.py", tmp_path).split("per token ")[1].split(" ")[0]) < 0.6
+
+
+def test_noise_scale(tmp_path):
+    assert "'enough': True" in run(EXAMPLES / "noise_scale.py", tmp_path)
+
+
+def test_demo(tmp_path):
+    assert "the same, byte for byte" in run(EXAMPLES / "demo.py", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_simple_task_is_also_a_task_file(scalewise):
+    assert (
+        scalewise("train", EXAMPLES / "simple_task.py", "--set", "width=8", "--steps", 2, "--json").json["steps"] == 2
+    )

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import scalewise as sw
+from scalewise.errors import TaskError
+from scalewise.tasks import BUILT_IN
+from scalewise.tasks.task import Loss
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_in_task_takes_a_step(name):
+    task = sw.load_task(name)
+    assert task.name == name
+    *_, result = sw.train(task, task.recipe.replace(workers=2, steps=1, threads=1), sw.Placement(device="cpu"))
+    assert task.metric in result.test
+
+
+def test_digits_are_all_there():
+    task = sw.load_task("digits")
+    (x, y), (tx, ty) = task.train, task.test
+    assert (len(x), len(tx)) == (1437, 360)
+    counts = torch.bincount(torch.cat([y, ty]))
+    assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # as the data set's authors give them
+    assert (x.min(), x.max()) == (0, 1)
+    assert sum(p.numel() for p in task.model().parameters()) == 9930
+
+
+def test_chars_pieces_hold_every_character_once():
+    task = sw.load_task("chars")
+    targets = sum(int((part[:, 1:] != -1).sum()) for part in (task.train, task.test))
+    assert 140_000 < targets < 150_000
+    assert len({int((row != -1).sum()) for row in task.train}) > 30  # samples are of many lengths
+
+
+def test_chars_cannot_see_the_future():
+    model = sw.load_task("chars").model().eval()
+    text = torch.randint(60, (1, 20))
+    changed = text.clone()
+    changed[0, 12:] = 0
+    assert torch.allclose(model(text)[0, :12], model(changed)[0, :12], atol=1e-5)
+
+
+def test_tasks_lists_what_is_built_in(scalewise):
+    listed = json.loads(scalewise("tasks", "--json").stdout)["tasks"]
+    assert [task["name"] for task in listed] == list(BUILT_IN)
+    assert "digits" in scalewise("tasks").stderr
+
+
+def test_a_task_needs_exactly_one_of_loss_and_step():
+    parts = {"model": torch.nn.Identity, "train": (), "test": ()}
+    with pytest.raises(TaskError, match="got neither"):
+        sw.Task(**parts)
+    with pytest.raises(TaskError, match="got both"):
+        sw.Task(**parts, loss=F.cross_entropy, step=lambda model, batch: Loss(torch.zeros(()), 1))
+
+
+def test_a_loss_must_be_a_mean():
+    x, y = torch.randn(8, 3), torch.zeros(8, dtype=torch.long)
+    task = sw.Task(
+        model=lambda: torch.nn.Linear(3, 2),
+        train=(x, y),
+        test=(x, y),
+        loss=lambda output, target: F.cross_entropy(output, target, reduction="none"),
+    )
+    with pytest.raises(TaskError, match="must return one number"):
+        list(sw.train(task, sw.Recipe(worker_batch=4, steps=1)))
+
+
+def test_accuracy_of_one_logit_and_of_many():
+    assert sw.accuracy(torch.tensor([[1.0], [-1.0]]), torch.tensor([1.0, 1.0])) == 0.5
+    assert sw.accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([1, 0, 0])) == pytest.approx(
+        2 / 3
+    )

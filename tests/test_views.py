@@ -1,0 +1,81 @@
+"""The terminal, rendered at a fixed width and compared as text."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from scalewise.cli import views
+from scalewise.recipe import Derived
+from scalewise.records import Epoch, Result, Step
+
+
+def rendered(thing: object, width: int = 90) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
+    console.print(thing)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def result(**changes: object) -> Result:
+    values = {
+        "run": "runs/digits-1", "task": "digits", "workers": 8, "processes": 2, "threads": 1, "worker_batch": 32,
+        "global_batch": 256, "steps": 56, "epochs": 9.976, "samples": 14336, "optimizer": "momentum",
+        "lr": {"base": 0.02, "peak": 0.16}, "train": {"loss": 0.0647, "accuracy": 0.982}, "validation": None,
+        "test": {"loss": 0.0625, "accuracy": 0.98056}, "seconds": 75.2, "samples_per_second": 20304.2, "exact": True,
+        "weights_sha256": "875e843920bc0c86" + "0" * 48,
+        "noise_scale": {"value": 152.3, "low": 111.0, "high": 1279.4, "enough": False},
+    }  # fmt: skip
+    return Result(**(values | changes))
+
+
+def test_result_table():
+    assert rendered(views.result_table(result())) == (
+        "task         digits\n"
+        "workers      8 × 32 = global batch 256, on 2 processes, 1 thread each\n"
+        "optimizer    momentum, peak LR 0.16\n"
+        "trained      56 steps, 9.976 epochs, 14,336 samples\n"
+        "time         1 min 15 s, 20,304 samples/s\n"
+        "train        loss 0.0647, accuracy 98.20 %\n"
+        "test         loss 0.0625, accuracy 98.06 %\n"
+        "noise scale  152.3 samples (95 %: 111 to 1,279)  not enough steps for a firm value\n"
+        "weights      sha256 875e843920bc0c86…  exact: the same on any number of processes\n"
+        "run          runs/digits-1"
+    )
+
+
+def test_noise_that_is_missing_or_unbounded():
+    assert "needs two or more workers, or --micro-batch" in views.noise_line(None)
+    assert "not enough data yet" in views.noise_line({"value": None, "low": None, "high": None, "enough": False})
+    line = views.noise_line({"value": 15.36, "low": 4.0, "high": None, "enough": False})
+    assert line.startswith("15.36 samples (95 %: 4 to ∞)")
+
+
+def test_epoch_line():
+    record = Epoch(
+        6, 1.069, 1536, 0.1, {"loss": 2.2, "accuracy": 0.25}, {"loss": 2.0, "accuracy": 0.3}, True, 1.0, 500.0
+    )
+    assert rendered(views.epoch_line(record), 120) == (
+        "epoch 1.069  step 6  train loss 2.2, accuracy 25.00 %  validation loss 2, accuracy 30.00 % best  500 samples/s"
+    )
+
+
+def test_derived_lines():
+    lines = [*views.derived_lines([Derived("lr_rule", "linear", "because [of it]")])]
+    assert rendered(lines[0]) == "auto  lr_rule = linear  because [of it]"
+
+
+def test_a_bar_is_drawn_on_a_terminal_only():
+    view = views.TrainingView(quiet=False, steps=10, done=0)
+    view.console.file = io.StringIO()
+    with view.live():
+        view.show(Step(1, 0.1, 8, 0.1, 2.0, {}, 0.1))
+    assert view.console.file.getvalue() == ""
+
+
+def test_the_bar_shows_loss_metric_rate_and_speed():
+    view = views.TrainingView(quiet=False, steps=10, done=0)
+    first = view._numbers(Step(1, 0.1, 100, 0.05, 2.0, {"accuracy": 0.5}, 1.0))
+    second = view._numbers(Step(2, 0.2, 300, 0.05, 1.5, {"accuracy": 0.75}, 1.5))
+    assert first == "loss 2, accuracy 50.00 %  LR 0.05"
+    assert second == "loss 1.5, accuracy 75.00 %  LR 0.05  400 samples/s"
