@@ -51,12 +51,15 @@ def test_noise_that_is_missing_or_unbounded():
     assert line.startswith("15.36 samples (95 %: 4 to ∞)")
 
 
-def test_epoch_line():
+def test_epoch_lines_stand_under_their_titles():
     record = Epoch(
-        6, 1.069, 1536, 0.1, {"loss": 2.2, "accuracy": 0.25}, {"loss": 2.0, "accuracy": 0.3}, True, 1.0, 500.0
+        6, 1.069, 1536, 0.1, {"loss": 2.2, "accuracy": 0.25}, {"loss": 2.0, "accuracy": 1.0}, True, 1.0, 500.0
     )
-    assert rendered(views.epoch_line(record), 120) == (
-        "epoch 1.069  step 6  train loss 2.2, accuracy 25.00 %  validation loss 2, accuracy 30.00 % best  500 samples/s"
+    assert rendered(views.epoch_header(record)) == (
+        "  epoch     step  train loss  accuracy  validation loss  accuracy  samples/s"
+    )
+    assert rendered(views.epoch_line(record)) == (
+        "   1.07        6         2.2   25.00 %                2  100.00 %        500  best"
     )
 
 

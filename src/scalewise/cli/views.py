@@ -47,9 +47,12 @@ def seconds(value: float) -> str:
 
 
 def metric(name: str, value: float) -> str:
-    """A metric by its name; shares are shown with two digits after the percent's point."""
-    shown = f"{100 * value:.2f} %" if name in SHARES else number(value)
-    return f"{name.replace('_', ' ')} {shown}"
+    """A metric with its name."""
+    return f"{name.replace('_', ' ')} {_value(name, value)}"
+
+
+def _value(name: str, value: float) -> str:
+    return f"{100 * value:.2f} %" if name in SHARES else number(value)
 
 
 def metrics(values: Mapping[str, float]) -> str:
@@ -64,14 +67,29 @@ def derived_lines(derived: Iterable[Derived]) -> Iterator[str]:
         yield f"[dim]auto[/dim]  {value.field} = [bold]{shown}[/bold]  [dim]{escape(value.reason)}[/dim]"
 
 
+def epoch_header(record: Epoch) -> str:
+    """The titles over the epochs' lines."""
+    return "[dim]" + "  ".join(f"{title:>{_width(title)}}" for title, _ in _epoch_columns(record)) + "[/dim]"
+
+
 def epoch_line(record: Epoch) -> str:
-    """One line at the end of an epoch."""
-    parts = [f"[bold]epoch {record.epoch:.4g}[/bold]  step {record.step}", f"train {metrics(record.train)}"]
-    if record.validation is not None:
-        mark = " [green]best[/green]" if record.best else ""
-        parts.append(f"validation {metrics(record.validation)}{mark}")
-    parts.append(f"[dim]{number(record.samples_per_second)} samples/s[/dim]")
-    return "  ".join(parts)
+    """One line at the end of an epoch; its columns stand under those of `epoch_header`."""
+    line = "  ".join(f"{value:>{_width(title)}}" for title, value in _epoch_columns(record))
+    return f"{line}  [green]best[/green]" if record.best else line
+
+
+def _epoch_columns(record: Epoch) -> list[tuple[str, str]]:
+    """Titles and values."""
+    columns = [("epoch", f"{record.epoch:.2f}"), ("step", f"{record.step:,}")]
+    for part, values in (("train", record.train), ("validation", record.validation or {})):
+        for name, value in values.items():
+            title = name.replace("_", " ")
+            columns.append((f"{part} {title}" if name == "loss" else title, _value(name, value)))
+    return [*columns, ("samples/s", number(record.samples_per_second))]
+
+
+def _width(title: str) -> int:
+    return max(len(title), 7)
 
 
 def result_table(result: Result) -> Table:
@@ -140,6 +158,7 @@ class TrainingView:
         )
         self._shows_bar = self.console.is_terminal and not quiet
         self._row = self._bar.add_task("train", total=steps, completed=done, numbers="")
+        self._has_header = False
         self._started: tuple[float, int] | None = None
 
     def live(self) -> AbstractContextManager[object]:
@@ -152,7 +171,10 @@ class TrainingView:
             if self._shows_bar:
                 self._bar.update(self._row, completed=record.step, numbers=self._numbers(record))
         elif isinstance(record, Epoch):
-            self.console.print(epoch_line(record))
+            if not self._has_header:
+                self.console.print(epoch_header(record), no_wrap=True)
+                self._has_header = True
+            self.console.print(epoch_line(record), no_wrap=True)
         else:
             self.console.print()
             self.console.print(result_table(record))
