@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,7 +28,8 @@ def numerics(recipe: Recipe, device: torch.device, exact: bool) -> Iterator[None
         _set(recipe.threads, exact, False, False)
         yield
     finally:
-        _set(*before)
+        if not sys.is_finalizing():  # a generator that was never finished is closed when Python ends
+            _set(*before)
 
 
 def _set(threads: int, deterministic: bool, fill: bool, benchmark: bool) -> None:
