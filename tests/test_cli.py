@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import textwrap
 
@@ -229,6 +230,42 @@ def test_a_recipe_file_is_loaded_and_flags_win(scalewise, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps({"workers": 2, "worker_batch": 8, "lr": 0.3, "steps": 2}))
     result = scalewise("train", "digits", "--recipe", "recipe.json", "--lr", 0.1, "--json").json
     assert (result["workers"], result["lr"]["peak"], result["steps"]) == (2, 0.1, 2)
+
+
+def test_a_runs_own_recipe_can_be_used_again(scalewise):
+    first = scalewise("train", "digits", "--workers", 2, "--steps", 3, "--out", "run", "--json").json
+    again = scalewise("train", "digits", "--recipe", "run/recipe.json", "--json").json
+    assert again["weights_sha256"] == first["weights_sha256"]
+
+
+def test_what_a_task_prints_is_not_on_stdout(scalewise, tmp_path):
+    write_task(tmp_path, "print('hello from the model')")
+    outcome = scalewise("train", "mine.py", "--steps", 2, "--json")
+    assert outcome.json["steps"] == 2
+    assert "hello from the model" in outcome.stderr
+
+
+def test_two_runs_at_once_have_folders_of_their_own(tmp_path):
+    both = [start(tmp_path, "train", "linear", "--steps", "5", "--json", "--quiet") for _ in range(2)]
+    runs = {json.loads(process.communicate(timeout=60)[0])["run"] for process in both}
+    assert len(runs) == 2
+
+
+def test_the_process_that_failed_is_heard_not_those_that_lost_contact(scalewise, tmp_path):
+    body = "import os\n        if os.environ['RANK'] == '1': raise KeyError('bad file')"
+    write_task(tmp_path, body.replace("        ", "            "))
+    outcome = scalewise("train", "mine.py", "--workers", 2, "--processes", 2)
+    assert outcome.code == 1
+    assert "bad file" in outcome.stderr
+    assert "gloo" not in outcome.stderr
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    command = f"ulimit -f 16; exec {sys.executable} -m scalewise train digits --steps 5 --out run"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "could not be written" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_compile_gives_one_hash_too(scalewise):

@@ -139,6 +139,46 @@ def test_old_checkpoints_go_and_the_best_stays(scalewise, tmp_path):
     assert result["validation"]["accuracy"] == max(record["validation"]["accuracy"] for record in epochs)
 
 
+def test_no_usable_checkpoint_is_an_error_and_loses_nothing(scalewise, tmp_path):
+    assert scalewise("train", "linear", "--steps", 200, "--checkpoint-steps", 100, "--out", "run").code == 0
+    records_before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    for path in (tmp_path / "run" / "checkpoints").glob("step-*/index.json"):
+        path.write_bytes(b"\xff\xfe not json")
+    outcome = scalewise("train", "linear", "--resume", "run", "--steps", 300)
+    assert outcome.code == 1
+    assert "none of the checkpoints can be used" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == records_before
+
+
+def test_a_checkpoint_of_another_model_is_refused(scalewise, tmp_path):
+    text = Path(__file__).parents[1].joinpath("examples", "simple_task.py").read_text()
+    (tmp_path / "mine.py").write_text(text)
+    assert scalewise("train", "mine.py", "--steps", 5, "--out", "run").code == 0
+    (tmp_path / "mine.py").write_text(text.replace("width: int = 32", "width: int = 33"))
+    outcome = scalewise("train", "mine.py", "--resume", "run", "--steps", 9)
+    assert outcome.code == 1
+    assert "does not fit this model" in outcome.stderr
+
+
+def test_settings_that_would_change_the_training_data_are_refused(scalewise):
+    assert scalewise("train", "linear", "--steps", 5, "--out", "run").code == 0
+    outcome = scalewise("train", "linear", "--resume", "run", "--steps", 9, "--patience", 2)
+    assert outcome.code == 2
+    assert "hold a tenth out" in outcome.stderr
+
+
+def test_exactness_once_lost_is_not_claimed_again(scalewise):
+    flags = ["--workers", 2, "--processes", 1, "--out", "run"]
+    assert scalewise("train", "linear", *flags, "--epochs", 1, "--reduce", "allreduce", "--json").json["exact"] is False
+    assert scalewise("train", "linear", "--resume", "run", "--epochs", 2, "--json").json["exact"] is False
+
+
+def test_epochs_on_resume_win_over_stored_steps(scalewise):
+    assert scalewise("train", "linear", "--steps", 5, "--out", "run").code == 0
+    assert scalewise("train", "linear", "--resume", "run", "--epochs", 1, "--json").json["steps"] == 80
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

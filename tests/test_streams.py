@@ -97,3 +97,12 @@ def test_data_that_cannot_be_used_is_refused(data, words):
 def test_numpy_arrays_are_taken():
     batch = open_samples({"x": np.arange(4.0)}, 0, "training").fetch(torch.tensor([2]), torch.tensor([0]))
     assert batch["x"].tolist() == [2.0]
+
+
+def test_loading_data_does_not_change_what_a_model_draws():
+    samples = open_samples(Noisy(), seed=0, what="training")
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    samples.fetch(torch.tensor([3, 7]), torch.tensor([0, 0]))
+    assert torch.equal(torch.rand(3), expected)

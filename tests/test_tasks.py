@@ -59,6 +59,56 @@ def test_a_task_needs_exactly_one_of_loss_and_step():
         sw.Task(**parts, loss=F.cross_entropy, step=lambda model, batch: Loss(torch.zeros(()), 1))
 
 
+X, Y = torch.randn(8, 3), torch.zeros(8, dtype=torch.long)
+GOOD = {"model": lambda: torch.nn.Linear(3, 2), "train": (X, Y), "test": (X, Y)}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"step": lambda model, batch: model(batch[0]).sum()}, "must return scalewise.Loss"),
+        ({"step": lambda model, batch: sw.Loss(model(batch[0]).sum(0), 8)}, "one number"),
+        ({"loss": F.cross_entropy, "train": (X, Y, Y)}, "two parts"),
+        ({"loss": F.cross_entropy, "model": torch.nn.Linear(3, 2)}, "must be a function"),
+        ({"loss": F.cross_entropy, "model": lambda: "a model"}, "it made a str"),
+        ({"loss": F.cross_entropy, "model": lambda: torch.nn.SyncBatchNorm(3)}, "SyncBatchNorm"),
+        ({"loss": F.cross_entropy, "buffers": {"none": "mean"}}, "does not have"),
+    ],
+)
+def test_tasks_that_cannot_be_trained_say_why(parts, words):
+    with pytest.raises(TaskError, match=words):
+        list(sw.train(sw.Task(**(GOOD | parts)), sw.Recipe(worker_batch=4, steps=1, threads=1)))
+
+
+def test_a_metric_may_be_a_plain_number():
+    task = sw.Task(**GOOD, loss=F.cross_entropy, metrics={"three": lambda output, target: 3.0})
+    *_, result = sw.train(task, sw.Recipe(worker_batch=4, steps=1, threads=1))
+    assert result.test["three"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("task", "setting", "words"),
+    [("digits", "dropout=2", "dropout"), ("mlp", "hidden=0", "hidden"), ("chars", "width=63", "width")],
+)
+def test_settings_of_built_in_tasks_are_checked(task, setting, words):
+    with pytest.raises(TaskError, match=words):
+        sw.load_task(task, [setting])
+
+
+def test_settings_may_be_optional_and_annotations_unknown(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport scalewise as sw\n"
+        "if TYPE_CHECKING:\n    from nowhere import Thing\n"
+        "def optional(width: int | None = None):\n    assert width in (8, None)\n    return sw.load_task('linear')\n"
+        "def task(width=4, thing: Thing = None):\n    assert width == 8\n    return sw.load_task('linear')\n"
+    )
+    assert sw.load_task(str(path), ["width=8"]).name == "linear"
+    module = __import__("sys").modules["scalewise_task_mine"]
+    assert sw.load_task(f"{module.__name__}:optional", ["width=8"]).name == "linear"
+    assert sw.load_task(f"{module.__name__}:optional", ["width=none"]).name == "linear"
+
+
 def test_a_loss_must_be_a_mean():
     x, y = torch.randn(8, 3), torch.zeros(8, dtype=torch.long)
     task = sw.Task(

@@ -9,7 +9,8 @@ ScalewiseError              1  it ran and failed
 ├── NonFiniteLoss           1  the loss became infinite or not a number
 ├── UserCodeError           1  the task's own code raised
 ├── CheckpointError         1  no checkpoint could be read or written
-└── ProcessFailed           1  one of the processes died
+├── ProcessFailed           1  one of the processes died
+└── LostContact             1  another process stopped answering
 """
 
 from __future__ import annotations
@@ -57,3 +58,7 @@ class CheckpointError(ScalewiseError):
 
 class ProcessFailed(ScalewiseError):
     """One of the processes died."""
+
+
+class LostContact(ScalewiseError):
+    """Another process stopped answering; it knows why."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from pathlib import Path
 
 OURS = Path(__file__).parent
+STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
 def user_frames(error: BaseException) -> str:
@@ -18,4 +20,4 @@ def user_frames(error: BaseException) -> str:
 def _is_users(filename: str) -> bool:
     path = Path(filename)
     library = "site-packages" in path.parts or "dist-packages" in path.parts or filename.startswith("<frozen")
-    return not library and OURS not in path.parents
+    return not library and not {OURS, STANDARD} & {*path.parents}

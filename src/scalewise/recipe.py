@@ -147,7 +147,7 @@ class Recipe(BaseModel):
                 f"recipe file {path} must hold a JSON object of recipe fields, got {type(fields).__name__}"
             )
         try:
-            return cls(**fields)
+            return cls(**fields.get("recipe", fields))  # a run's recipe.json holds the recipe under that name
         except RecipeError as error:
             raise RecipeError(f"{path}{_line_of(str(error), text)}: {error}") from None
 
@@ -186,7 +186,9 @@ class Derived:
         return asdict(self)
 
 
-def resolve(base: Recipe, given: dict[str, Any], mode: RecipeMode | None, cores: int) -> tuple[Recipe, list[Derived]]:
+def resolve(
+    base: Recipe, given: dict[str, Any], mode: RecipeMode | None, cores: int, samples: int | None = None
+) -> tuple[Recipe, list[Derived]]:
     """Complete a recipe: the task's own, then what was given, then what follows from it.
 
     Arguments:
@@ -194,6 +196,7 @@ def resolve(base: Recipe, given: dict[str, Any], mode: RecipeMode | None, cores:
         given: fields set by the user; they always win.
         mode: `auto` derives the rest when there are several workers, `plain` changes nothing else.
         cores: processor cores, for the default number of threads.
+        samples: size of the training set, for a warm-up when the budget is given in steps.
     """
     recipe = base.replace(**given)
     derived: list[Derived] = []
@@ -204,7 +207,7 @@ def resolve(base: Recipe, given: dict[str, Any], mode: RecipeMode | None, cores:
         derived.append(Derived(field, value, reason))
 
     if recipe.workers > 1 and (mode or "auto") == "auto":
-        _derive_rates(recipe, derive)
+        _derive_rates(recipe, derive, samples)
     if recipe.threads is None:
         if recipe.workers > 1:
             derive("threads", 1, "several workers: each computes on one core, so processes can share them")
@@ -213,7 +216,7 @@ def resolve(base: Recipe, given: dict[str, Any], mode: RecipeMode | None, cores:
     return recipe, derived
 
 
-def _derive_rates(recipe: Recipe, derive: Any) -> None:  # noqa: ANN401
+def _derive_rates(recipe: Recipe, derive: Any, samples: int | None) -> None:  # noqa: ANN401
     chosen = recipe.model_fields_set
     rule = recipe.lr_rule
     if "lr_rule" not in chosen:
@@ -225,11 +228,10 @@ def _derive_rates(recipe: Recipe, derive: Any) -> None:  # noqa: ANN401
             f"{recipe.workers} workers average more noise away; {recipe.optimizer}'s rate {law}",
         )
     if "warmup_epochs" not in chosen and rule != "none":
-        derive(
-            "warmup_epochs",
-            round(min(5.0, recipe.epochs / 10), 3),
-            "a scaled rate is too large for the first steps",
-        )
+        epochs = recipe.epochs
+        if recipe.steps is not None and samples is not None:
+            epochs = recipe.steps * recipe.global_batch / samples
+        derive("warmup_epochs", round(min(5.0, epochs / 10), 4), "a scaled rate is too large for the first steps")
 
 
 def differing_fields(stored: Recipe, wanted: Recipe) -> list[str]:

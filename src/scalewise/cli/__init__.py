@@ -33,6 +33,8 @@ class Terminated(BaseException):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     signal.signal(signal.SIGTERM, _terminate)
+    if arguments is not None:
+        sys.argv[1:] = arguments  # other processes are started with the same words
     try:
         code, message = _outcome(arguments)
     except KeyboardInterrupt:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json as to_json
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from scalewise.cli import views
-from scalewise.engine.placement import DeviceName, Placement, ReduceName, check_processes, default_processes
-from scalewise.errors import RecipeError, RunFolderError, ScalewiseError, UserCodeError
-from scalewise.recipe import Recipe, resolve
+from scalewise.engine.placement import (
+    DeviceName,
+    Placement,
+    ReduceName,
+    available_cores,
+    check_processes,
+    default_processes,
+)
+from scalewise.errors import LostContact, RecipeError, RunFolderError, ScalewiseError, TaskError, UserCodeError
+from scalewise.recipe import Derived, Recipe, RecipeMode, resolve
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from scalewise.engine.loop import Training
     from scalewise.engine.run import RunFolder, RunRecipe
     from scalewise.records import Result
     from scalewise.tasks.task import Task
@@ -120,7 +132,8 @@ def train(
     request = Request(
         task, list(set or []), given, recipe, placement, processes, out, resume, checkpoint_steps, json, quiet
     )
-    return _start(request)
+    with contextlib.redirect_stdout(sys.stderr):  # whatever a task prints: stdout is for the JSON document
+        return _start(request)
 
 
 def _start(request: Request) -> int:
@@ -129,116 +142,174 @@ def _start(request: Request) -> int:
     from scalewise.tasks.load import load_task
 
     task = load_task(request.task_spec, request.settings)
-    folder, resumed = _folder(request, task)
-    run = _resolve(request, task, resumed, folder)
     if takes_part():
-        return _take_part(request, task, run, resumed)
-    processes = request.processes or default_processes(run.recipe, os.cpu_count() or 1)
+        return _take_part(request, task)
+    run, resumed = _resolve(request, task)
     if request.processes is not None:
         check_processes(request.processes, run.recipe)
+    processes = request.processes or default_processes(run.recipe, request.placement.device)
     if processes > 1:
         from scalewise.engine.launch import launch
 
         return launch(processes, sys.argv[1:], run.recipe.threads or 1)
-    return _run(request, task, run, folder, resumed)
+    return _report(_train(request, task, run, resumed), request)
 
 
-def _folder(request: Request, task: Task) -> tuple[RunFolder, RunFolder | None]:
-    """The run folder, and the same again if there is a run in it to go on from."""
-    from scalewise.engine.run import RunFolder, new_folder, newest
+def _resolve(request: Request, task: Task) -> tuple[RunRecipe, RunFolder | None]:
+    """The complete recipe, and the folder of the run to go on from if there is one."""
+    from scalewise.engine.run import RunRecipe, check_folder, check_same, read_recipe
+    from scalewise.engine.samples import open_samples
 
-    if request.resume is None:
-        return new_folder(request.out, task.name), None
-    if request.resume == "auto":
-        if request.out is not None:
-            known = RunFolder(request.out) if RunFolder(request.out).recipe.is_file() else None
-        else:
-            known = newest(task.name, Path("runs"))
-        return (known, known) if known else (new_folder(request.out, task.name), None)
-    if request.out is not None:
-        raise RunFolderError(f"--resume {request.resume} goes on in that folder; drop --out {request.out}")
-    folder = RunFolder(Path(request.resume))
-    return folder, folder
-
-
-def _resolve(request: Request, task: Task, resumed: RunFolder | None, folder: RunFolder) -> RunRecipe:
-    """The complete recipe: the stored one on resume, else the task's with the flags and what follows from them."""
-    from scalewise.engine.run import RunRecipe, check_same, read_recipe
-
+    resumed = _resumed(request, task)
     if resumed is not None:
         stored = read_recipe(resumed)
-        wanted = RunRecipe(request.task_spec, request.settings, stored.recipe.replace(**request.given), stored.derived)
-        check_same(stored, wanted, folder)
-        return wanted
+        changes = request.given
+        if "epochs" in changes and "steps" not in changes:
+            changes = changes | {"steps": None}
+        wanted = RunRecipe(request.task_spec, request.settings, stored.recipe.replace(**changes), stored.derived)
+        check_same(stored, wanted, resumed, task.validation is not None)
+        return wanted, resumed
+    check_folder(request.out)
     base, mode = task.recipe, request.recipe
     if mode not in ("auto", "plain"):
         base, mode = Recipe.load(Path(mode)), "plain"
-    recipe, derived = resolve(base, request.given, "auto" if mode == "auto" else "plain", os.cpu_count() or 1)
-    return RunRecipe(request.task_spec, request.settings, recipe, derived)
+    samples = len(open_samples(task.train, 0, "training"))
+    automatic: RecipeMode = "auto" if mode == "auto" else "plain"
+    recipe, derived = resolve(base, request.given, automatic, available_cores(), samples)
+    if recipe.compile and not _compiles(request.placement):
+        recipe = recipe.replace(compile=False)
+        derived.append(Derived("compile", False, "torch.compile needs a C++ compiler on a CPU; found none"))
+    return RunRecipe(request.task_spec, request.settings, recipe, derived), None
 
 
-def _take_part(request: Request, task: Task, run: RunRecipe, resumed: RunFolder | None) -> int:
-    """Train as one of several processes; all agree on the first one's folder."""
+def _resumed(request: Request, task: Task) -> RunFolder | None:
+    """The run folder that --resume names, if it names one."""
+    from scalewise.engine.run import RunFolder, newest
+
+    if request.resume is None:
+        return None
+    if request.resume != "auto":
+        if request.out is not None:
+            raise RunFolderError(f"--resume {request.resume} goes on in that folder; drop --out {request.out}")
+        return RunFolder(Path(request.resume))
+    if request.out is None:
+        return newest(task.name, Path("runs"))
+    return RunFolder(request.out) if RunFolder(request.out).recipe.is_file() else None
+
+
+def _compiles(placement: Placement) -> bool:
+    names = (os.environ.get("CXX", "c++"), "g++", "clang++")
+    return placement.device == "cuda" or any(shutil.which(name) for name in names)
+
+
+def _take_part(request: Request, task: Task) -> int:
+    """Train as one of several processes; all do what the first one has resolved."""
     import torch.distributed as dist
 
-    from scalewise.engine.run import RunFolder
+    from scalewise.engine.launch import Failed, leave_outcome
     from scalewise.engine.team import joined
 
     with joined(request.placement.device) as team:
-        paths = [""]
+        agreed: list[Any] = [None]
         if team.leads:
-            paths = [str(_folder(request, task)[0].path)]
-        dist.broadcast_object_list(paths, 0)
-        return _run(request, task, run, RunFolder(Path(paths[0])), resumed)
+            try:
+                agreed = [_resolve(request, task)]
+            except ScalewiseError as error:
+                agreed = [(str(error), error.exit_code)]
+        dist.broadcast_object_list(agreed, 0)
+        first, second = agreed[0]
+        if isinstance(first, str):
+            raise Failed(first, second)
+        try:
+            result = _train(request, task, first, second)
+        except ScalewiseError as error:  # said before the others notice that this process is gone
+            leave_outcome(error.exit_code, str(error), isinstance(error, LostContact))
+            raise
+        return _report(result, request) if team.leads else 0
 
 
-def _run(request: Request, task: Task, run: RunRecipe, folder: RunFolder, resumed: RunFolder | None) -> int:
+def _train(request: Request, task: Task, run: RunRecipe, resumed: RunFolder | None) -> Result:
     """Train on this process, and draw and store if it leads."""
-    from scalewise.engine import checkpoint
     from scalewise.engine.loop import Training
-    from scalewise.engine.run import begin, environment_changes, stored_records
-    from scalewise.records import Result
 
     try:
         with Training(task, run.recipe, request.placement, run.derived, request.checkpoint_steps) as training:
-            quiet = request.quiet or not training.team.leads
-            console = views.console(quiet)
-            if resumed is not None:
-                for change in environment_changes(folder):
-                    console.print(f"[yellow]resuming elsewhere: {change}; the bytes may differ[/yellow]")
-                path, problems = checkpoint.load_newest(training, folder.checkpoints)
-                for problem in problems:
-                    console.print(f"[yellow]{problem}; passed over[/yellow]", markup=True)
-                where = f"step {training.progress.step}" if path else "step 0: there is no checkpoint yet"
-                console.print(f"resuming {folder.path} from {where}")
-            if training.team.leads:
-                begin(folder, run, training.team.size)
-            for line in views.derived_lines(run.derived):
-                console.print(line)
-            if training.validation is not None and task.validation is None:
-                console.print(f"validation: {len(training.validation):,} training samples held out to select by")
-            view = views.TrainingView(quiet, training.total_steps, training.progress.step)
-            result: Result | None = None
-            with view.live():
-                for record in stored_records(training, folder, request.checkpoint_steps):
-                    view.show(record)
-                    if isinstance(record, Result):
-                        result = record
-            assert result is not None
-            return _report(result, request, training.team.leads)
-    except (ScalewiseError, KeyboardInterrupt):
+            return _train_and_store(request, run, resumed, training)
+    except ScalewiseError:
         raise
     except Exception as error:
-        raise _as_user_error(error) from error
+        raise _translated(error) from error
 
 
-def _as_user_error(error: Exception) -> ScalewiseError:
+def _train_and_store(request: Request, run: RunRecipe, resumed: RunFolder | None, training: Training) -> Result:
+    from scalewise.engine.run import begin, stored_records
+    from scalewise.records import Result
+
+    team = training.team
+    quiet = request.quiet or not team.leads
+    console = views.console(quiet)
+    if resumed is not None:
+        _load(training, resumed, console)
+    folder = resumed or _agree_on_folder(request, training)
+    if team.leads:
+        begin(folder, run, team.device.type, team.size)
+    for line in views.derived_lines(run.derived):
+        console.print(line)
+    if training.validation is not None and training.task.validation is None:
+        console.print(f"validation: {len(training.validation):,} training samples held out to select by")
+    view = views.TrainingView(quiet, training.total_steps, training.progress.step)
+    with view.live():
+        for record in stored_records(training, folder, request.checkpoint_steps):
+            view.show(record)
+    assert isinstance(record, Result)
+    return record
+
+
+def _load(training: Training, folder: RunFolder, console: Console) -> None:
+    """Go on from the newest good checkpoint, and say so."""
+    from scalewise.engine.checkpoint import load_newest
+    from scalewise.engine.run import environment_changes
+
+    for change in environment_changes(folder, training.team.device.type):
+        console.print(f"resuming elsewhere: {change}; the bytes may differ", style="yellow", markup=False)
+    for problem in load_newest(training, folder.checkpoints):
+        console.print(f"{problem}; set aside", style="yellow", markup=False)
+    step = training.progress.step
+    where = f"step {step}" if step else "step 0: there is no checkpoint yet"
+    console.print(f"resuming {folder.path} from {where}", markup=False)
+
+
+def _agree_on_folder(request: Request, training: Training) -> RunFolder:
+    """The first process makes the folder of a new run; all use it."""
+    import torch.distributed as dist
+
+    from scalewise.engine.run import RunFolder, make_folder
+
+    paths = [str(make_folder(request.out, training.task.name).path)] if training.team.leads else [""]
+    if training.team.size > 1:
+        dist.broadcast_object_list(paths, 0)
+    return RunFolder(Path(paths[0]))
+
+
+def _translated(error: Exception) -> ScalewiseError:
+    """What an unexpected error means to the person."""
+    import torch.distributed as dist
+
     from scalewise.frames import user_frames
 
+    message = str(error)
+    if "deterministic" in message and isinstance(error, RuntimeError):
+        operation = message.split(" does not have")[0]
+        return TaskError(
+            f"{operation} has no deterministic version, so its result would not repeat; replace it in the model, or "
+            f"give exactness up with --reduce allreduce"
+        )
+    if isinstance(error, dist.DistError) or ("gloo" in message.lower() and isinstance(error, RuntimeError)):
+        return LostContact(f"contact with another process was lost: {message.splitlines()[0]}")
     return UserCodeError(f"training failed:\n{user_frames(error)}")
 
 
-def _report(result: Result, request: Request, leads: bool) -> int:
-    if request.json and leads:
-        print(to_json.dumps(result.to_json(), indent=2), flush=True)
+def _report(result: Result, request: Request) -> int:
+    if request.json:
+        print(to_json.dumps(result.to_json(), indent=2), file=sys.__stdout__, flush=True)
     return 3 if result.target_reached is False else 0

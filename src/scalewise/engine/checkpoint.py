@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -37,6 +37,15 @@ Index = dict[str, Any]
 
 def save(training: Training, folder: Path) -> Path:
     """Write the training state of all processes; every process calls it at the same step."""
+    try:
+        return _save(training, folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"a checkpoint could not be written into {folder}: {error}; free disk space and resume"
+        ) from None
+
+
+def _save(training: Training, folder: Path) -> Path:
     team, progress = training.team, training.progress
     final = folder / f"step-{progress.step}"
     temporary = folder / f".step-{progress.step}.tmp"
@@ -80,13 +89,8 @@ def _write_shard(folder: Path, rank: int, entries: list[StateEntry]) -> Index:
     file = f"shard-{rank}.safetensors"
     keys = [f"{entry.name}@{entry.start}" for entry in entries]
     data = {key: entry.tensor.detach().cpu().contiguous().clone() for key, entry in zip(keys, entries, strict=True)}
-    try:
-        save_file(data, folder / file)
-        _sync_file(folder / file)
-    except OSError as error:
-        raise CheckpointError(
-            f"checkpoint {folder} could not be written: {error}; free disk space and resume"
-        ) from None
+    save_file(data, folder / file)
+    _sync_file(folder / file)
     tensors = {
         entry.name: {
             "shape": list(entry.shape),
@@ -135,17 +139,45 @@ def prune(folder: Path, keep: int, best_step: int | None) -> None:
             shutil.rmtree(path)
 
 
-def load_newest(training: Training, folder: Path) -> tuple[Path | None, list[str]]:
-    """Restore the newest good checkpoint; returns it, and a line on every bad one that was passed over."""
+def load_newest(training: Training, folder: Path) -> list[str]:
+    """Restore the newest good checkpoint, the same on every process; returns a line on every bad one.
+
+    Bad ones are set aside under another name, never deleted. None at all leaves the training at step 0; if there are
+    some but none is good, that is an error.
+    """
+    chosen: list[Any] = [None, []]
+    if training.team.leads:
+        chosen = [*_choose(folder)]
+    if training.team.size > 1:
+        dist.broadcast_object_list(chosen, 0)
+    name, problems = chosen
+    if name is not None:
+        load(training, folder / name)
+    elif problems:
+        raise CheckpointError(f"none of the checkpoints can be used ({problems[0]}); restore one, or start anew")
+    return list(problems)
+
+
+def _choose(folder: Path) -> tuple[str | None, list[str]]:
+    """The newest checkpoint whose hashes are right, and what is wrong with the newer ones."""
     problems = []
+    bad = []
     for path in stored(folder):
         try:
-            load(training, path)
+            _verified_index(path)
         except CheckpointError as error:
             problems.append(str(error))
+            bad.append(path)
         else:
-            return path, problems
+            for other in bad:
+                _set_aside(other)
+            return path.name, problems
     return None, problems
+
+
+def _set_aside(path: Path) -> None:
+    names = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
+    path.rename(next(name for name in names if not name.exists()))
 
 
 def load(training: Training, path: Path) -> None:
@@ -156,16 +188,21 @@ def load(training: Training, path: Path) -> None:
         progress = Progress(**{name: value for name, value in index["progress"].items() if name in known})
         with _Shards(path, index) as shards:
             model = training.strategy.model
-            model.load({name: shards.whole(f"model.{name}") for name in model.tensors()})
+            tensors = {name: shards.whole(f"model.{name}") for name in model.tensors()}
+            for name, tensor in model.tensors().items():
+                if tensor.shape != tensors[name].shape:
+                    raise ValueError(f"{name} has shape {list(tensor.shape)}, stored is {list(tensors[name].shape)}")
             best = [name.removeprefix("best.") for name in index["tensors"] if name.startswith("best.")]
-            training.best = {name: shards.whole(f"best.{name}").to(training.team.device) for name in best}
+            best_tensors = {name: shards.whole(f"best.{name}").to(training.team.device) for name in best}
             training.strategy.load_state(index["tensors"], shards.read)
         training.noise.restore(index["noise"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"checkpoint {path} does not fit this model: {error}; resume the run it belongs to"
         ) from None
-    training.progress = progress
+    model.load(tensors)
+    training.best = best_tensors
+    training.restore(progress)
 
 
 def _verified_index(path: Path) -> Index:
@@ -176,7 +213,7 @@ def _verified_index(path: Path) -> Index:
         for name, expected in index["files"].items():
             if Path(name).name != name or _sha256(path / name) != expected:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} does not have the SHA-256 of its index")
-    except (OSError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # ValueError: not JSON, not UTF-8
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
     assert isinstance(index, dict)
     return index
@@ -205,8 +242,7 @@ class _Shards:
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Elements [start, stop) of a tensor, from however many pieces."""
-        parts = [*self._parts(name, start, stop)]
-        found = torch.cat(parts) if len(parts) != 1 else parts[0]
+        found = torch.cat([*self._parts(name, start, stop)])
         if len(found) != stop - start:
             raise CheckpointError(f"checkpoint {self._path} holds {len(found)} of {stop - start} elements of {name}")
         return found
@@ -214,7 +250,7 @@ class _Shards:
     def _parts(self, name: str, start: int, stop: int) -> Iterator[Tensor]:
         for piece in sorted(self._index["tensors"][name]["pieces"], key=lambda piece: int(piece["start"])):
             first, last = max(start, piece["start"]), min(stop, piece["stop"])
-            if first < last:
+            if first < last or start == stop:  # a tensor without elements has one piece without elements
                 stored = self._files[piece["file"]].get_slice(piece["key"])
                 yield stored[first - piece["start"] : last - piece["start"]]
 

@@ -38,7 +38,7 @@ def launch(processes: int, arguments: Sequence[str], threads: int) -> int:
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)  # the agent's own words on children and signals; ours follow
     with tempfile.TemporaryDirectory(prefix="scalewise-") as folder:
         os.environ[OUTCOME] = folder
         config = LaunchConfig(
@@ -63,13 +63,14 @@ def launch(processes: int, arguments: Sequence[str], threads: int) -> int:
         return int(_outcomes(Path(folder)).get(0, {}).get("exit_code", 0))
 
 
-def leave_outcome(exit_code: int, message: str = "") -> bool:
+def leave_outcome(exit_code: int, message: str = "", lost_contact: bool = False) -> bool:
     """Tell the launching process how this one ends; False when nobody launched it."""
     folder = os.environ.get(OUTCOME)
     if folder is None or "RANK" not in os.environ:
         return False
     path = Path(folder) / f"outcome-{os.environ['RANK']}.json"
-    path.write_text(json.dumps({"exit_code": exit_code, "message": message}))
+    if not path.exists():  # the first reason is the real one
+        path.write_text(json.dumps({"exit_code": exit_code, "message": message, "lost_contact": lost_contact}))
     return True
 
 
@@ -86,6 +87,7 @@ def _reason(folder: Path, error: ChildFailedError) -> ScalewiseError:
         rank, number = min(killed.items())
         return ProcessFailed(f"process {rank} was killed by {signal.Signals(number).name}; {resume}")
     told = [outcome for _, outcome in sorted(_outcomes(folder).items()) if outcome["exit_code"]]
+    told.sort(key=lambda outcome: (outcome["lost_contact"], outcome["exit_code"] in (130, 143)))
     if told:
         return Failed(str(told[0]["message"]), int(told[0]["exit_code"]))
     rank, code = min(codes.items())

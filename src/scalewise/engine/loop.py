@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from scalewise.engine import team as teams
 from scalewise.engine.evaluate import evaluate, means
 from scalewise.engine.model import sha256
 from scalewise.engine.numerics import numerics
-from scalewise.engine.placement import Placement, check_processes
+from scalewise.engine.placement import Placement, available_cores, check_processes
 from scalewise.engine.samples import Samples, hold_out, open_samples
 from scalewise.engine.strategy import DataParallel, StepNumbers, Strategy
 from scalewise.errors import NonFiniteLoss, RecipeError, TaskError
@@ -41,6 +41,7 @@ class Progress:
     epochs_since_best: int = 0
     seconds: float = 0.0
     training_seconds: float = 0.0
+    exact: bool = True
 
 
 def train(task: Task, recipe: Recipe | None = None, placement: Placement | None = None) -> Iterator[Record]:
@@ -73,10 +74,10 @@ class Training:
             derived: reasons for values of the recipe, passed on to the result.
             pause_every: steps after which all numbers are read, so that the caller may take a snapshot.
         """
-        self.recipe, threads = resolve(recipe, {}, "plain", os.cpu_count() or 1)
+        self.recipe, threads = resolve(recipe, {}, "plain", available_cores())
         self.derived = (derived or []) + threads
         self.task, self.placement, self.pause_every = task, placement, pause_every
-        self.progress = Progress()
+        self.progress = Progress(exact=placement.exact)
         self.best: dict[str, Tensor] = {}
         self._stack = ExitStack()
 
@@ -111,6 +112,10 @@ class Training:
         self.noise = NoiseScale(population=len(samples))
         self.strategy: Strategy = DataParallel(task, recipe, self.placement, self.team, samples)
 
+    def restore(self, progress: Progress) -> None:
+        """Go on from where a checkpoint was; what was not exact before stays so."""
+        self.progress = dataclasses.replace(progress, exact=progress.exact and self.placement.exact)
+
     @property
     def epoch(self) -> float:
         """Passes over the training data so far."""
@@ -130,12 +135,14 @@ class Training:
             waiting.append((step, lr, numbers))
             ends_epoch = self.ends_epoch()
             pauses = ends_epoch or (self.pause_every is not None and self.progress.step % self.pause_every == 0)
+            records: list[Record] = []
             while len(waiting) > (0 if pauses else 1):
-                yield self._step_record(*waiting.popleft(), time.perf_counter() - began)
+                records.append(self._step_record(*waiting.popleft(), time.perf_counter() - began))
             self.progress.training_seconds += time.perf_counter() - started
+            self.progress.seconds = time.perf_counter() - began
+            yield from records
             if ends_epoch:
                 yield self._end_epoch(lr, began)
-            self.progress.seconds = time.perf_counter() - began
         yield self._result(began)
 
     def ends_epoch(self) -> bool:
@@ -147,7 +154,7 @@ class Training:
         rows = numbers.rows.wait().tolist()  # (worker, number)
         self._check_finite(step, rows)
         pairs = [[*row[:2], *row[3:]] for row in rows]
-        names = ["loss", *self.strategy.workers.metric_names]
+        names = ["loss", *self.strategy.metric_names]
         values = means(names, pairs)
         self.progress.train_rows = [[sum(column) for column in zip(*self.progress.train_rows, *pairs, strict=True)]]
         square = None if numbers.squared_norm is None else float(numbers.squared_norm)
@@ -169,9 +176,7 @@ class Training:
     def _check_finite(self, step: int, rows: list[list[float]]) -> None:
         for worker, row in enumerate(rows):
             if not math.isfinite(row[0]):
-                stream = self.strategy.feed.stream
-                start = self.strategy.feed.positions(step, worker)
-                indices = stream.take(start, start + self.recipe.worker_batch)[0].tolist()
+                indices = self.strategy.sample_indices(step, worker)
                 shown = ", ".join(map(str, indices[:8])) + (", …" if len(indices) > 8 else "")
                 raise NonFiniteLoss(
                     f"the loss must stay finite, got {row[0]} at step {step + 1} on worker {worker} (training samples "
@@ -180,7 +185,7 @@ class Training:
 
     def _end_epoch(self, lr: float, began: float) -> Epoch:
         progress = self.progress
-        progress.train = means(["loss", *self.strategy.workers.metric_names], progress.train_rows)
+        progress.train = means(["loss", *self.strategy.metric_names], progress.train_rows)
         progress.train_rows = []
         better = False
         if self.validation is not None:
@@ -205,11 +210,12 @@ class Training:
         """Remember the best weights by validation data; says whether this epoch is the best so far."""
         progress = self.progress
         value = self._metric(validation)
-        better = progress.best_value is None or self._sign * value > self._sign * progress.best_value
+        better = math.isfinite(value) and (
+            progress.best_value is None or self._sign * value > self._sign * progress.best_value
+        )
         if better:
             progress.best_value, progress.best_step, progress.epochs_since_best = value, progress.step, 0
-            if self.recipe.patience is not None:
-                self.best = {name: tensor.clone() for name, tensor in self.strategy.model.tensors().items()}
+            self.best = {name: tensor.clone() for name, tensor in self.strategy.model.tensors().items()}
         else:
             progress.epochs_since_best += 1
         return better
@@ -242,7 +248,7 @@ class Training:
         weights_sha256 = sha256(model.tensors())
         best_sha256 = None
         reached = self.reached
-        if self.best:
+        if self.best and recipe.patience is not None:
             model.load(self.best)
             best_sha256 = sha256(self.best)
             progress.validation = self._evaluate(self.validation) if self.validation is not None else None
@@ -267,7 +273,7 @@ class Training:
             test=test,
             seconds=time.perf_counter() - began,
             samples_per_second=self._samples_per_second(),
-            exact=self.placement.exact,
+            exact=progress.exact,
             weights_sha256=weights_sha256,
             noise_scale=self.noise.estimate().to_json() if measured else None,
             derived=[value.to_json() for value in self.derived],

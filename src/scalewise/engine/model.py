@@ -31,6 +31,10 @@ class PlacedModel:
     def __init__(self, task: Task, recipe: Recipe, team: Team) -> None:
         streams.seed_everything(recipe.seed, team.device)
         model = task.model()
+        if not isinstance(model, nn.Module):
+            raise TaskError(
+                f"the task's model must be a function that makes a torch.nn.Module, it made a {type(model).__name__}"
+            )
         if recipe.ghost_batch:
             model = to_ghost_batch_norm(model, recipe.ghost_batch)
         model = model.to(team.device)
@@ -140,6 +144,11 @@ def _changing_buffers(model: nn.Module, task: Task) -> tuple[dict[str, Tensor], 
 
 
 def _check_batch_norm(model: nn.Module, recipe: Recipe) -> None:
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        raise TaskError(
+            "SyncBatchNorm takes statistics over processes, which are not part of the recipe; use nn.BatchNorm, whose "
+            "statistics are per worker here"
+        )
     group = recipe.ghost_batch or recipe.rows
     if group < 2 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         raise RecipeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,9 +41,21 @@ class Placement:
         return self.reduce != "allreduce"
 
 
-def default_processes(recipe: Recipe, cores: int) -> int:
-    """As many processes as fill the machine: min(workers, cores ÷ threads), at least 1."""
-    return max(1, min(recipe.workers, cores // (recipe.threads or 1)))
+def available_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_processes(recipe: Recipe, device: DeviceName) -> int:
+    """As many processes as fill the machine: one per CUDA device, or cores ÷ threads; at most one per worker."""
+    import torch
+
+    slots = available_cores() // (recipe.threads or 1)
+    if device in ("auto", "cuda") and torch.cuda.is_available():
+        slots = torch.cuda.device_count()
+    elif device in ("auto", "mps") and torch.backends.mps.is_available():
+        slots = 1
+    return max(1, min(recipe.workers, slots))
 
 
 def check_processes(processes: int, recipe: Recipe) -> None:

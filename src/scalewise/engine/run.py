@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from scalewise.recipe import Derived, Recipe, differing_fields
 from scalewise.records import Epoch, Record, RecordWriter, Result, Step, keep_until, write_atomically
 
 KEPT_CHECKPOINTS = 2
+_STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?")
 
 
 @dataclass(frozen=True)
@@ -63,37 +65,48 @@ class RunRecipe:
     derived: list[Derived]
 
 
-def new_folder(out: Path | None, task: str) -> RunFolder:
-    """The folder of a new run: `out`, or runs/<task>-<time>. It is made by `begin`."""
-    if out is None:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        names = [f"{task}-{stamp}", *(f"{task}-{stamp}-{number}" for number in range(2, 1000))]
-        out = next(Path("runs") / name for name in names if not (Path("runs") / name).exists())
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+def check_folder(out: Path | None) -> None:
+    """Refuse a place for a new run that is in use or cannot be written."""
+    place = out or Path("runs")
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunFolderError(
             f"--out {out} must be a new or empty folder, found one in use; choose another, or go on with --resume {out}"
         )
-    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not os.access(existing, os.W_OK):
-        raise RunFolderError(f"--out {out} must be a folder that can be written, {existing} cannot; choose another")
-    return RunFolder(out)
+    existing = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise RunFolderError(
+            f"a run folder {place} cannot be made: {existing} is not a folder that can be written; use --out"
+        )
 
 
-def begin(folder: RunFolder, run: RunRecipe, processes: int) -> None:
-    """Write what is known before step 0."""
-    folder.path.mkdir(parents=True, exist_ok=True)
+def make_folder(out: Path | None, task: str) -> RunFolder:
+    """Make the folder of a new run: `out`, or runs/<task>-<time>, never one that another run has made."""
+    check_folder(out)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        return RunFolder(out)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1, 1000):
+        path = Path("runs") / (f"{task}-{stamp}" if number == 1 else f"{task}-{stamp}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return RunFolder(path)
+    raise RunFolderError(f"there are 999 runs of {task} from this second in runs; use --out")
+
+
+def begin(folder: RunFolder, run: RunRecipe, device: str, processes: int) -> None:
+    """Write what is known before the first step; a resumed run keeps the environment it was begun in."""
     derived = [value.to_json() for value in run.derived]
-    content = {
-        "task": run.task,
-        "settings": run.settings,
-        "recipe": run.recipe.model_dump(),
-        "derived": derived,
-    }
+    content = {"task": run.task, "settings": run.settings, "recipe": run.recipe.model_dump(), "derived": derived}
     write_atomically(folder.recipe, json.dumps(content, indent=2) + "\n")
-    write_atomically(folder.environment, json.dumps(environment(processes), indent=2) + "\n")
+    if not folder.environment.exists():
+        write_atomically(folder.environment, json.dumps(environment(device, processes), indent=2) + "\n")
+    folder.result.unlink(missing_ok=True)
 
 
-def environment(processes: int) -> dict[str, Any]:
+def environment(device: str, processes: int) -> dict[str, Any]:
     """What the bytes of a run may depend on besides task and recipe, and where it ran."""
     import torch
 
@@ -107,7 +120,7 @@ def environment(processes: int) -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "processes": processes,
     }
 
@@ -120,13 +133,16 @@ def read_recipe(folder: RunFolder) -> RunRecipe:
         content = json.loads(folder.recipe.read_text())
         derived = [Derived(**value) for value in content["derived"]]
         return RunRecipe(content["task"], content["settings"], Recipe(**content["recipe"]), derived)
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{folder.recipe} must be a stored recipe, got something else: {error}") from None
 
 
-def check_same(stored: RunRecipe, wanted: RunRecipe, folder: RunFolder) -> None:
-    """Refuse to resume a run with another task or recipe."""
-    if (stored.task, sorted(stored.settings)) != (wanted.task, sorted(wanted.settings)):
+def check_same(stored: RunRecipe, wanted: RunRecipe, folder: RunFolder, has_validation: bool) -> None:
+    """Refuse to resume a run with another task or recipe, or on other training data."""
+    if (os.path.normpath(stored.task), sorted(stored.settings)) != (
+        os.path.normpath(wanted.task),
+        sorted(wanted.settings),
+    ):
         raise RunFolderError(
             f"{folder.path} is a run of task {' '.join([stored.task, *stored.settings])}, got "
             f"{' '.join([wanted.task, *wanted.settings])}; resume it with its own task, or start anew without --resume"
@@ -137,22 +153,27 @@ def check_same(stored: RunRecipe, wanted: RunRecipe, folder: RunFolder) -> None:
             f"on resume only epochs, steps, patience, target and the placement may change: drop "
             f"--{name.replace('_', '-')}"
         )
+    if stored.recipe.selects != wanted.recipe.selects and not has_validation:
+        raise RunFolderError(
+            f"{folder.path} was trained on {'nine tenths' if stored.recipe.selects else 'all'} of the training data; "
+            f"--patience and --target hold a tenth out, or no longer do: give the task validation data, or start anew"
+        )
 
 
 def newest(task: str, root: Path) -> RunFolder | None:
     """The newest unfinished or finished run of a task under `root`."""
-    runs = [path.parent for path in root.glob(f"{task}-*/recipe.json")]
-    return RunFolder(max(runs, key=lambda path: (path / "recipe.json").stat().st_mtime)) if runs else None
+    runs = [path for path in root.glob(f"{task}-*/recipe.json") if _STAMP.fullmatch(path.parent.name[len(task) :])]
+    return RunFolder(max(runs, key=lambda path: path.stat().st_mtime).parent) if runs else None
 
 
-def environment_changes(folder: RunFolder) -> list[str]:
+def environment_changes(folder: RunFolder, device: str) -> list[str]:
     """What differs from the environment a run was begun in, of the things its bytes may depend on."""
-    matters = ("torch", "machine", "cpu_capability", "cuda")
+    matters = ("torch", "machine", "cpu_capability", "device")
     try:
         stored = json.loads(folder.environment.read_text())
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return []
-    now = environment(0)
+    now = environment(device, 0)
     return [
         f"{name} was {stored[name]}, is {now[name]}" for name in matters if name in stored and stored[name] != now[name]
     ]

@@ -47,7 +47,7 @@ class TensorSamples:
 
     def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
         """Rows of every tensor."""
-        return tree_map(lambda leaf: leaf.index_select(0, indices), self.tree)
+        return tree_map(lambda leaf: leaf.index_select(0, indices.to(leaf.device)), self.tree)
 
 
 class DatasetSamples:
@@ -64,9 +64,10 @@ class DatasetSamples:
         """Samples one by one, collated as a DataLoader would."""
         cpu = torch.device("cpu")
         rows = []
-        for index, epoch in zip(indices.tolist(), epochs.tolist(), strict=True):
-            streams.seed_everything(streams.key("sample", self.seed, epoch, index), cpu)
-            rows.append(self.dataset[index])
+        with streams.undisturbed():
+            for index, epoch in zip(indices.tolist(), epochs.tolist(), strict=True):
+                streams.seed_everything(streams.key("sample", self.seed, epoch, index), cpu)
+                rows.append(self.dataset[index])
         return default_collate(rows)
 
 

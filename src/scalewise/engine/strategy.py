@@ -48,8 +48,13 @@ class Strategy(Protocol):
     """Place the model, compute and reduce the workers' gradients, update, and give the state by name."""
 
     model: PlacedModel
-    feed: Feed
-    workers: Workers
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics in each worker's numbers, in order; known after the first step."""
+
+    def sample_indices(self, step: int, worker: int) -> list[int]:
+        """The training samples of one worker in one step."""
 
     def gradients(self, step: int) -> StepNumbers:
         """Compute every worker's gradient and reduce them to their mean."""
@@ -102,6 +107,17 @@ class DataParallel:
             self._updated = [*parameters.values()]
         build = OPTIMIZERS[self._recipe.optimizer]
         self.optimizer = build(self._updated, self._recipe) if self._updated else None
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics in each worker's numbers, in order; known after the first step."""
+        return self.workers.metric_names
+
+    def sample_indices(self, step: int, worker: int) -> list[int]:
+        """The training samples of one worker in one step."""
+        start = self.feed.position(step, worker)
+        indices: list[int] = self.feed.stream.take(start, start + self._recipe.worker_batch)[0].tolist()
+        return indices
 
     def gradients(self, step: int) -> StepNumbers:
         """Compute every worker's gradient and reduce them to their mean."""
@@ -229,11 +245,16 @@ class DataParallel:
             if name.startswith("optimizer."):
                 _, kind, parameter = name.split(".", 2)
                 stored.setdefault(parameter, []).append(kind)
-        for tensor, piece in zip(self._updated, self._pieces, strict=True):
+        states = [
+            {
+                kind: self._restored(f"optimizer.{kind}.{piece.name}", tensor, piece, kind, read)
+                for kind in stored.get(piece.name, [])
+            }
+            for tensor, piece in zip(self._updated, self._pieces, strict=True)
+        ]
+        for tensor, state in zip(self._updated, states, strict=True):
             assert self.optimizer is not None
-            state = self.optimizer.state[tensor]
-            for kind in stored.get(piece.name, []):
-                state[kind] = self._restored(f"optimizer.{kind}.{piece.name}", tensor, piece, kind, read)
+            self.optimizer.state[tensor].update(state)
 
     def _restored(self, name: str, tensor: Tensor, piece: Piece, kind: str, read: Reader) -> Tensor:
         if kind == "step":

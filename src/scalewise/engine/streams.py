@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -30,6 +32,18 @@ def seed_everything(seed: int, device: torch.device) -> None:
         torch.mps.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Put the generators back afterwards, so that loading data does not change what a model draws."""
+    before = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
 
 
 class SampleStream:

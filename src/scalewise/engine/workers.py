@@ -26,14 +26,14 @@ class Feed:
         self.stream = streams.SampleStream(len(samples), recipe.seed)
         self._task, self._recipe, self._samples, self._device = task, recipe, samples, device
 
-    def positions(self, step: int, worker: int, micro: int = 0) -> int:
+    def position(self, step: int, worker: int, micro: int = 0) -> int:
         """Where in the stream this micro batch begins."""
         recipe = self._recipe
         return step * recipe.global_batch + worker * recipe.worker_batch + micro * recipe.rows
 
     def batch(self, step: int, worker: int, micro: int) -> Batch:
         """One micro batch."""
-        start = self.positions(step, worker, micro)
+        start = self.position(step, worker, micro)
         indices, epochs = self.stream.take(start, start + self._recipe.rows)
         batch = self._samples.fetch(indices, epochs)
         if self._task.augment is not None:
@@ -160,4 +160,6 @@ def numbers_tensor(values: list[Tensor | float], device: torch.device) -> Tensor
     dtype = torch.float32 if device.type == "mps" else torch.float64
     if device.type == "cpu":
         return torch.tensor([float(value) for value in values], dtype=dtype)
+    if not values:
+        return torch.empty(0, dtype=dtype, device=device)
     return torch.stack([torch.as_tensor(value, dtype=dtype, device=device).detach() for value in values])

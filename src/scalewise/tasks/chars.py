@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scalewise.errors import TaskError
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Loss, Task
 
 PADDING = -1
+HEADS = 4
 
 
 def load(context: int) -> tuple[Tensor, Tensor, int]:
@@ -70,7 +72,7 @@ class CharacterModel(nn.Module):
         super().__init__()
         self.characters = nn.Embedding(alphabet, width)
         self.positions = nn.Parameter(torch.randn(context, width) * 0.02)
-        self.blocks = nn.Sequential(*[Block(width, 4, dropout) for _ in range(layers)])
+        self.blocks = nn.Sequential(*[Block(width, HEADS, dropout) for _ in range(layers)])
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, alphabet)
 
     def forward(self, characters: Tensor) -> Tensor:  # (sample, position) -> (sample, position, alphabet)
@@ -91,6 +93,11 @@ def next_character(model: nn.Module, samples: Tensor) -> Loss:
 
 def chars(context: int = 64, width: int = 64, layers: int = 2, dropout: float = 0.0) -> Task:
     """A character transformer; the metric is bits per character."""
+    if context < 1 or layers < 1 or width < HEADS or width % HEADS or not 0 <= dropout < 1:
+        raise TaskError(
+            f"chars needs context and layers of at least 1, a width that {HEADS} heads divide, and dropout in [0, 1); "
+            f"got context={context}, layers={layers}, width={width}, dropout={dropout}; change --set"
+        )
     train, test, alphabet = load(context)
     return Task(
         name="chars",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scalewise.errors import TaskError
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task, accuracy
 
@@ -28,6 +29,11 @@ def load() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (images[train], labels[train]), (images[test], labels[test])
 
 
+def _check_dropout(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise TaskError(f"dropout must be at least 0 and below 1, got {dropout}; change --set dropout=…")
+
+
 def cnn(bn: bool, dropout: float) -> nn.Module:
     """Two 3×3 convolutions and a dense layer: 9,930 parameters, 10,026 with batch norm."""
 
@@ -41,6 +47,7 @@ def cnn(bn: bool, dropout: float) -> nn.Module:
 
 def digits(bn: bool = False, dropout: float = 0.0) -> Task:
     """8×8 digits with a small CNN, with or without batch norm and dropout."""
+    _check_dropout(dropout)
     train, test = load()
     return Task(
         name="digits",
@@ -55,6 +62,9 @@ def digits(bn: bool = False, dropout: float = 0.0) -> Task:
 
 def mlp(hidden: int = 128, dropout: float = 0.0) -> Task:
     """8×8 digits with two hidden layers."""
+    _check_dropout(dropout)
+    if hidden < 2:
+        raise TaskError(f"hidden must be at least 2, got {hidden}; change --set hidden=…")
     train, test = load()
 
     def model() -> nn.Module:

@@ -8,11 +8,12 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalewise.errors import TaskError, UserCodeError
+from scalewise.errors import TaskError, UsageError, UserCodeError
 from scalewise.frames import user_frames
 from scalewise.tasks import BUILT_IN
 from scalewise.tasks.task import Task
@@ -31,7 +32,7 @@ def load_task(spec: str, settings: Sequence[str] = ()) -> Task:
     arguments = _arguments(spec, factory, settings)
     try:
         task = factory(**arguments)
-    except TaskError:
+    except UsageError:
         raise
     except Exception as error:
         raise UserCodeError(f"task {spec} failed while it was built:\n{user_frames(error)}") from error
@@ -99,7 +100,10 @@ def _attribute(reference: str, spec: str) -> Callable[..., Any]:
 
 
 def _arguments(spec: str, factory: Callable[..., Any], settings: Sequence[str]) -> dict[str, Any]:
-    signature = inspect.signature(factory, eval_str=True)
+    try:
+        signature = inspect.signature(factory, eval_str=True)
+    except NameError:  # an annotation that only a type checker can resolve
+        signature = inspect.signature(factory)
     arguments = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -114,8 +118,13 @@ def _arguments(spec: str, factory: Callable[..., Any], settings: Sequence[str]) 
 
 def _convert(name: str, text: str, parameter: inspect.Parameter) -> Any:  # noqa: ANN401
     kind = parameter.annotation
-    if kind is inspect.Parameter.empty:
+    if kind is inspect.Parameter.empty or isinstance(kind, str):
         kind = str if parameter.default in (None, inspect.Parameter.empty) else type(parameter.default)
+    choices = [choice for choice in typing.get_args(kind) if choice is not type(None)]
+    if len(choices) == 1 and len(typing.get_args(kind)) == 2:  # X | None
+        if text.lower() == "none":
+            return None
+        kind = choices[0]
     try:
         if kind is bool:
             return BOOLEANS[text.lower()]

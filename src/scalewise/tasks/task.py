@@ -32,6 +32,11 @@ class Loss:
     weight: Tensor | float
     metrics: Mapping[str, tuple[Tensor, Tensor | float]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.total, Tensor) or self.total.ndim:
+            got = f"shape {tuple(self.total.shape)}" if isinstance(self.total, Tensor) else type(self.total).__name__
+            raise TaskError(f"a Loss needs its total as a tensor of one number (shape ()), got {got}; sum it first")
+
     def backward(self, unit: float) -> None:
         """Add the gradient of total ÷ unit to the parameters' gradients."""
         self.total.backward(gradient=self.total.new_full((), 1 / unit))
@@ -79,6 +84,10 @@ class Task:
     name: str = "task"
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, nn.Module):
+            raise TaskError(
+                "a task's model must be a function that makes the model, got a model; write model=lambda: …"
+            )
         if (self.loss is None) == (self.step is None):
             raise TaskError(
                 f"a task needs either loss (simple form) or step (general form), got "
@@ -101,8 +110,16 @@ class Task:
     def evaluate(self, model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Loss:
         """Loss and metrics of one batch."""
         if self.step is not None:
-            return self.step(model, batch)
+            loss = self.step(model, batch)
+            if not isinstance(loss, Loss):
+                raise TaskError(f"the task's step must return scalewise.Loss(total, weight), got {type(loss).__name__}")
+            return loss
         assert self.loss is not None
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise TaskError(
+                f"the simple form of a task needs data of two parts, (inputs, target), got {_shape_of(batch)}; use the "
+                f"general form with step="
+            )
         inputs, target = batch
         output = model(inputs)
         options = {"label_smoothing": label_smoothing} if label_smoothing else {}
@@ -118,8 +135,12 @@ class Task:
         return MeanLoss(mean.detach() * samples, samples, metrics, mean=mean)
 
 
-def _summed(value: Tensor, samples: int) -> tuple[Tensor, float]:
-    return value.detach().double() * samples, samples
+def _summed(value: Tensor | float, samples: int) -> tuple[Tensor, float]:
+    return torch.as_tensor(value).detach() * samples, samples
+
+
+def _shape_of(batch: Batch) -> str:
+    return f"{len(batch)} parts" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
@@ -130,4 +151,5 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     """
     single = output.ndim == 1 or output.shape[1] == 1
     guess = output.flatten() > 0 if single else output.argmax(1)
-    return (guess == target.view_as(guess)).double().mean()
+    wide = torch.float32 if output.device.type == "mps" else torch.float64  # MPS has no float64
+    return (guess == target.view_as(guess)).to(wide).mean()

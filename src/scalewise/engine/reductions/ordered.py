@@ -87,8 +87,6 @@ class Ordered:
 
     def publish(self, state: Tensor) -> None:
         """Gather the updated shards of the state."""
-        if not self.spreads:
-            return
         shards = [state[slice(*bucket.shard_range(self._team.rank))].clone() for bucket in self.buckets]
         works = [
             all_gather(state[bucket.start : bucket.stop], shard)
