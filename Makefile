@@ -19,7 +19,7 @@ demo: .venv/ready  ## One worker, then eight workers on one and on two processes
 	@$(BIN)/python examples/demo.py
 
 test: .venv/ready  ## All tests (CPU, at most 10 minutes on 2 cores)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/ready  ## Format check, lint, types
 	@$(BIN)/ruff format --check .

@@ -252,8 +252,7 @@ def test_two_runs_at_once_have_folders_of_their_own(tmp_path):
 
 
 def test_the_process_that_failed_is_heard_not_those_that_lost_contact(scalewise, tmp_path):
-    body = "import os\n        if os.environ['RANK'] == '1': raise KeyError('bad file')"
-    write_task(tmp_path, body.replace("        ", "            "))
+    write_task(tmp_path, "if __import__('os').environ['RANK'] == '1': raise KeyError('bad file')")
     outcome = scalewise("train", "mine.py", "--workers", 2, "--processes", 2)
     assert outcome.code == 1
     assert "bad file" in outcome.stderr

@@ -17,20 +17,9 @@ import pytest
 from conftest import environment
 from scalewise import records
 
-FLAGS = [
-    "--workers",
-    "8",
-    "--worker-batch",
-    "16",
-    "--epochs",
-    "4",
-    "--seed",
-    "3",
-    "--optimizer",
-    "adam",
-    "--lr",
-    "0.002",
-]
+BUDGET = ["--epochs", "4"]
+RECIPE = ["--workers", "8", "--worker-batch", "16", "--seed", "3", "--optimizer", "adam", "--lr", "0.002"]
+FLAGS = [*RECIPE, *BUDGET, "--warmup-epochs", "0.4"]
 TASK = ["train", "digits", "--set", "bn=true", "--set", "dropout=0.2"]
 
 
@@ -122,7 +111,7 @@ def test_a_damaged_checkpoint_is_passed_over(scalewise, tmp_path, undisturbed):
 
 
 def test_a_finished_run_goes_on_with_more_epochs(scalewise, undisturbed):
-    assert scalewise(*TASK, *FLAGS[:4], "--epochs", 2, *FLAGS[6:], "--processes", 2, "--warmup-epochs", 0.4).code == 0
+    assert scalewise(*TASK, *RECIPE, "--epochs", 2, "--processes", 2, "--warmup-epochs", 0.4).code == 0
     result = scalewise(*TASK, "--resume", "auto", "--epochs", 4, "--processes", 1, "--json", "--quiet").json
     assert result["weights_sha256"] == undisturbed["weights_sha256"]
 
