@@ -217,6 +217,18 @@ def test_a_process_that_dies_is_named(tmp_path):
     assert not alive
 
 
+def test_nothing_outlives_a_launcher_that_was_killed(tmp_path):
+    flags = ["--workers", "2", "--epochs", "10000", "--processes", "2", "--out", "run"]
+    process = start(tmp_path, "train", "digits", *flags)
+    wait_for(lambda: (tmp_path / "run" / "checkpoints").exists(), process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) == 2
+    process.kill()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    process.communicate()
+    assert not alive
+
+
 def test_taking_part_in_a_torchrun_job(torchrun, scalewise):
     flags = ["train", "digits", "--workers", 4, "--steps", 5, "--json", "--quiet"]
     job = torchrun(2, "-m", "scalewise", *flags)

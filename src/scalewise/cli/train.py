@@ -206,9 +206,10 @@ def _take_part(request: Request, task: Task) -> int:
     """Train as one of several processes; all do what the first one has resolved."""
     import torch.distributed as dist
 
-    from scalewise.engine.launch import Failed, leave_outcome
+    from scalewise.engine.launch import Failed, end_with_launcher, leave_outcome
     from scalewise.engine.team import joined
 
+    end_with_launcher()
     with joined(request.placement.device) as team:
         agreed: list[Any] = [None]
         if team.leads:

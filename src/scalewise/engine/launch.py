@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from scalewise.errors import ProcessFailed, ScalewiseError
 
 OUTCOME = "SCALEWISE_OUTCOME"  # the folder in which a process leaves what the launching one should say
+LAUNCHER = "SCALEWISE_LAUNCHER"  # the number of the launching process
+WATCH_SECONDS = 0.2
 
 
 class Failed(ScalewiseError):
@@ -41,6 +45,7 @@ def launch(processes: int, arguments: Sequence[str], threads: int) -> int:
     logging.disable(logging.ERROR)  # the agent's own words on children and signals; ours follow
     with tempfile.TemporaryDirectory(prefix="scalewise-") as folder:
         os.environ[OUTCOME] = folder
+        os.environ[LAUNCHER] = str(os.getpid())
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -59,8 +64,20 @@ def launch(processes: int, arguments: Sequence[str], threads: int) -> int:
         except ChildFailedError as error:
             raise _reason(Path(folder), error) from None
         finally:
-            del os.environ[OUTCOME]
+            del os.environ[OUTCOME], os.environ[LAUNCHER]
         return int(_outcomes(Path(folder)).get(0, {}).get("exit_code", 0))
+
+
+def end_with_launcher() -> None:
+    """End this process when the one that launched it is gone, so that nobody writes into the run of a dead job."""
+    if LAUNCHER in os.environ:
+        threading.Thread(target=_watch, args=(int(os.environ[LAUNCHER]),), daemon=True).start()
+
+
+def _watch(launcher: int) -> None:
+    while os.getppid() == launcher:
+        time.sleep(WATCH_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave_outcome(exit_code: int, message: str = "", lost_contact: bool = False) -> bool:
