@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import textwrap
 import psutil
 import pytest
 
+from conftest import environment
 from test_resume import start, wait_for
 
 KEYS = {
@@ -135,11 +137,14 @@ USER_TASK = """
             {body}
             return super().forward(x)
 
-    def task(samples: int = 100, bad: int = -1) -> sw.Task:
+    def task(samples: int = 100, bad: int = -1, validate: bool = False) -> sw.Task:
         x, y = torch.randn(samples, 3), torch.zeros(samples, dtype=torch.long)
         if bad >= 0:
             x[bad] = float("nan")
-        return sw.Task(model=lambda: Model(3, 2), train=(x, y), test=(x, y), loss=F.cross_entropy)
+        validation = (x, y) if validate else None
+        return sw.Task(
+            model=lambda: Model(3, 2), train=(x, y), test=(x, y), validation=validation, loss=F.cross_entropy
+        )
 """
 
 
@@ -186,47 +191,44 @@ def test_an_undeclared_buffer_is_refused(scalewise, tmp_path):
     assert "buffer 'seen' changed during training" in outcome.stderr
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_end_everything(tmp_path, processes, number, code):
+@contextlib.contextmanager
+def endless(tmp_path, processes: int):
+    """A run that does not end by itself, and its child processes; afterwards none of them may be alive."""
     flags = ["--workers", "2", "--epochs", "10000", "--processes", str(processes), "--out", "run"]
     process = start(tmp_path, "train", "digits", *flags)
     wait_for(lambda: (tmp_path / "run" / "checkpoints").exists(), process)
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == code, stderr
-    assert "Traceback" not in stderr
-    _, alive = psutil.wait_procs(family, timeout=20)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == (processes if processes > 1 else 0)
+    yield process, children
+    _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_everything(tmp_path, processes, number, code):
+    with endless(tmp_path, processes) as (process, _):
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == code, stderr
+        assert "Traceback" not in stderr
 
 
 def test_a_process_that_dies_is_named(tmp_path):
-    flags = ["--workers", "2", "--epochs", "10000", "--processes", "2", "--out", "run"]
-    process = start(tmp_path, "train", "digits", *flags)
-    wait_for(lambda: (tmp_path / "run" / "checkpoints").exists(), process)
-    family = psutil.Process(process.pid).children(recursive=True)
-    worker = next(child for child in family if child.environ().get("RANK") == "1")
-    worker.kill()
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "process 1 was killed by SIGKILL" in stderr
-    assert "--resume" in stderr
-    assert "Traceback" not in stderr
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive
+    with endless(tmp_path, 2) as (process, children):
+        next(child for child in children if child.environ().get("RANK") == "1").kill()
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "process 1 was killed by SIGKILL" in stderr
+        assert "--resume" in stderr
+        assert "Traceback" not in stderr
 
 
 def test_nothing_outlives_a_launcher_that_was_killed(tmp_path):
-    flags = ["--workers", "2", "--epochs", "10000", "--processes", "2", "--out", "run"]
-    process = start(tmp_path, "train", "digits", *flags)
-    wait_for(lambda: (tmp_path / "run" / "checkpoints").exists(), process)
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) == 2
-    process.kill()
-    _, alive = psutil.wait_procs(family, timeout=20)
-    process.communicate()
-    assert not alive
+    with endless(tmp_path, 2) as (process, children):
+        process.kill()
+        psutil.wait_procs(children, timeout=20)
+        process.communicate()
 
 
 def test_taking_part_in_a_torchrun_job(torchrun, scalewise):
@@ -277,6 +279,26 @@ def test_a_full_disk_is_one_line(tmp_path):
     assert done.returncode == 1
     assert "could not be written" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_patience_added_on_resume_restores_the_best_weights(scalewise, tmp_path):
+    write_task(tmp_path)
+    first = scalewise("train", "mine.py", "--set", "validate=true", "--lr", 0, "--epochs", 3, "--out", "run", "--json")
+    assert "best_sha256" not in first.json
+    flags = ["--set", "validate=true", "--resume", "run", "--epochs", 9, "--patience", 1]
+    result = scalewise("train", "mine.py", *flags, "--json").json
+    assert result["steps"] == first.json["steps"]  # nothing was better for longer than that already
+    assert result["best_sha256"] == result["weights_sha256"]
+
+
+def test_compiling_without_a_compiler_falls_back_with_a_notice(tmp_path):
+    command = [sys.executable, "-m", "scalewise", "train", "mlp", "--compile", "--steps", "2", "--json"]
+    hidden = {name: value for name, value in environment().items() if name != "CXX"} | {"PATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=hidden, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    derived = {value["field"]: value for value in json.loads(done.stdout)["derived"]}
+    assert derived["compile"]["value"] is False
+    assert "compile = False" in done.stderr
 
 
 def test_compile_gives_one_hash_too(scalewise):

@@ -63,7 +63,7 @@ def metrics(values: Mapping[str, float]) -> str:
 def derived_lines(derived: Iterable[Derived]) -> Iterator[str]:
     """Each value that nobody gave, with its reason."""
     for value in derived:
-        shown = value.value if isinstance(value.value, str) else number(value.value)
+        shown = str(value.value) if isinstance(value.value, str | bool) else number(value.value)
         yield f"[dim]auto[/dim]  {value.field} = [bold]{shown}[/bold]  [dim]{escape(value.reason)}[/dim]"
 
 

@@ -121,25 +121,21 @@ class DataParallel:
 
     def gradients(self, step: int) -> StepNumbers:
         """Compute every worker's gradient and reduce them to their mean."""
-        rows = []
+        rows: list[Tensor] = []
         weights: list[Gathered] = []
-        known: list[Tensor] = []
+
+        def gather_weights(last_weight: Tensor) -> None:
+            known = torch.stack([*(row[1] for row in rows), last_weight])
+            weights.append(self._team.gather_rows(known.unsqueeze(1), self._counts))
+
         self.model.remember_buffers()
         for leaf, worker in enumerate(self._mine):
             if leaf:
                 self.model.restore_buffers()
             last = leaf == len(self._mine) - 1
-            ready = None
-            if last and len(self._reduction.buckets) > 1:
-                ready = self._when_ready(leaf)
-
-            def forwarded(weight: Tensor, last: bool = last) -> None:
-                known.append(weight.clone())
-                if last:
-                    weights.append(self._team.gather_rows(torch.stack(known).unsqueeze(1), self._counts))
-
-            tell = None if self._weight_is_samples else forwarded
-            gradients, numbers = self.workers.gradient(step, worker, self._measures, ready, tell)
+            ready = self._when_ready(leaf) if last and len(self._reduction.buckets) > 1 else None
+            forwarded = gather_weights if last and not self._weight_is_samples else None
+            gradients, numbers = self.workers.gradient(step, worker, self._measures, ready, forwarded)
             rows.append(numbers)
             if ready is None:
                 self._fold.put(leaf, [*gradients, *self.model.averages.values()])
