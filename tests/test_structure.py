@@ -16,7 +16,7 @@ SOURCE = Path(scalewise.__file__).parent
 
 # From the bottom up; a module imports only from layers below its own, or from its own package.
 LAYERS = [
-    {"errors", "frames"},
+    {"errors", "frames", "mixing"},
     {"recipe", "records"},
     {"optim", "nn", "schedules", "noise", "tasks"},
     {"engine"},
@@ -107,7 +107,7 @@ def test_there_are_no_import_cycles():
 def test_public_names():
     assert sorted(scalewise.__all__) == [
         "Epoch", "Loss", "NoiseScale", "Placement", "Recipe", "Result", "ScalewiseError", "Step", "Task",
-        "accuracy", "load_task", "nn", "optim", "train",
+        "accuracy", "augment", "load_task", "nn", "optim", "train",
     ]  # fmt: skip
     for name in scalewise.__all__:
         assert getattr(scalewise, name) is not None
@@ -125,7 +125,7 @@ def test_recipe_fields():
 
 def test_every_recipe_field_is_a_flag(scalewise):
     text = scalewise("train", "--help").stdout
-    others = ["set", "recipe", "processes", "device", "reduce", "shard-optimizer", "noise", "out", "resume"]
+    others = ["set", "recipe", "data", "processes", "device", "reduce", "shard-optimizer", "noise", "out", "resume"]
     for name in [*Recipe.model_fields, *others, "checkpoint-steps", "json", "quiet"]:
         assert f"--{name.replace('_', '-')}" in text
 

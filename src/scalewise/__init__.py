@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scalewise.noise import NoiseScale
     from scalewise.recipe import Recipe
     from scalewise.records import Epoch, Result, Step
+    from scalewise.tasks import augment
     from scalewise.tasks.load import load_task
     from scalewise.tasks.task import Loss, Task, accuracy
 
@@ -38,7 +39,7 @@ _HOMES = {
     "load_task": "scalewise.tasks.load",
     "train": "scalewise.engine.loop",
 }
-_MODULES = ("nn", "optim")
+_MODULES = {"augment": "scalewise.tasks.augment", "nn": "scalewise.nn", "optim": "scalewise.optim"}
 
 __all__ = [
     "Epoch",
@@ -51,6 +52,7 @@ __all__ = [
     "Step",
     "Task",
     "accuracy",
+    "augment",
     "load_task",
     "nn",
     "optim",
@@ -62,7 +64,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"scalewise.{name}")
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'scalewise' has no attribute {name!r}")
 
 

@@ -4,6 +4,7 @@ ScalewiseError              1  it ran and failed
 ├── UsageError              2  wrong usage or bad input: nothing was written
 │   ├── RecipeError            a recipe that cannot be
 │   ├── TaskError              a task that cannot be loaded or trained
+│   ├── DataError              data that are missing, damaged or out of range
 │   ├── PlacementError         processes or devices that do not fit the recipe
 │   └── RunFolderError         a run folder that is in use, missing, or of another run
 ├── NonFiniteLoss           1  the loss became infinite or not a number
@@ -34,6 +35,10 @@ class RecipeError(UsageError, ValueError):
 
 class TaskError(UsageError, ValueError):
     """A task that cannot be loaded or trained."""
+
+
+class DataError(UsageError, ValueError):
+    """Data that are missing, damaged or out of range."""
 
 
 class PlacementError(UsageError, ValueError):

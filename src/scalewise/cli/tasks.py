@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json as to_json
-from dataclasses import asdict
+from pathlib import Path
 
 from scalewise.cli import views
 from scalewise.tasks import BUILT_IN
 
 
-def tasks(*, json: bool = False, quiet: bool = False) -> int:
+def tasks(*, data: Path | None = None, json: bool = False, quiet: bool = False) -> int:
     """What is built in, and where its data is.
 
     Parameters
     ----------
+    data: Path | None
+        Folder of data files, looked in before $SCALEWISE_DATA and the usual caches.
     json: bool
         Print one JSON document on stdout.
     quiet: bool
         Draw nothing.
     """
+    rows = [{"name": name, "summary": task.summary, "data": task.place(data)} for name, task in BUILT_IN.items()]
     if json:
-        rows = [{"name": name, **asdict(task)} for name, task in BUILT_IN.items()]
         print(to_json.dumps({"tasks": rows}, indent=2))
-    if not quiet and not json:
-        views.console().print(views.task_table(BUILT_IN))
+    elif not quiet:
+        views.console().print(views.task_table(rows))
     return 0

@@ -61,6 +61,7 @@ class Request:
 
     task_spec: str
     settings: list[str]
+    data: Path | None
     given: dict[str, Any]
     recipe: str
     placement: Placement
@@ -79,6 +80,7 @@ def train(
     flags: Annotated[RecipeFlags, Parameter(name="*")] = RecipeFlags(),  # type: ignore[valid-type]  # noqa: B008
     set: Annotated[list[str] | None, Parameter(negative=())] = None,
     recipe: str = "auto",
+    data: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
     processes: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
     device: Annotated[DeviceName, Parameter(group=PLACEMENT)] = "auto",
     reduce: Annotated[ReduceName, Parameter(group=PLACEMENT)] = "ordered",
@@ -104,6 +106,8 @@ def train(
         name=value for the task's function; may be repeated.
     recipe: str
         auto derives what was not given when there are several workers; plain changes nothing else; or a JSON file.
+    data: Path | None
+        Folder of the task's data files, looked in before $SCALEWISE_DATA and the usual caches; downloads go there.
     processes: int | None
         Operating-system processes, 1 to workers; by default as many as fill the machine.
     device: DeviceName
@@ -129,8 +133,9 @@ def train(
     placement = Placement(device=device, reduce=reduce, shard_optimizer=shard_optimizer, noise=noise)
     if checkpoint_steps is not None and checkpoint_steps < 1:
         raise RecipeError(f"checkpoint_steps must be at least 1, got {checkpoint_steps}; change --checkpoint-steps")
+    settings = list(set or [])
     request = Request(
-        task, list(set or []), given, recipe, placement, processes, out, resume, checkpoint_steps, json, quiet
+        task, settings, data, given, recipe, placement, processes, out, resume, checkpoint_steps, json, quiet
     )
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task prints: stdout is for the JSON document
         return _start(request)
@@ -141,7 +146,8 @@ def _start(request: Request) -> int:
     from scalewise.engine.team import takes_part
     from scalewise.tasks.load import load_task
 
-    task = load_task(request.task_spec, request.settings)
+    _download(request)
+    task = load_task(request.task_spec, request.settings, request.data)
     if takes_part():
         return _take_part(request, task)
     run, resumed = _resolve(request, task)
@@ -153,6 +159,17 @@ def _start(request: Request) -> int:
 
         return launch(processes, sys.argv[1:], run.recipe.threads or 1)
     return _report(_train(request, task, run, resumed), request)
+
+
+def _download(request: Request) -> None:
+    """Fetch a built-in task's data, where they are nowhere to be found, before anybody waits for them in silence."""
+    from scalewise.tasks import BUILT_IN, sources
+
+    source = BUILT_IN[request.task_spec].published() if request.task_spec in BUILT_IN else None
+    if source is not None and sources.find(source, request.data) is None:
+        view = views.DownloadView(request.quiet)
+        with view.live():
+            sources.read(source, request.data, view.show)
 
 
 def _resolve(request: Request, task: Task) -> tuple[RunRecipe, RunFolder | None]:

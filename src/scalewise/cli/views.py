@@ -7,12 +7,20 @@ from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from scalewise.recipe import Derived
 from scalewise.records import Epoch, Record, Result, Step
-from scalewise.tasks import BuiltIn
 
 # Metrics between 0 and 1 that people read as percentages.
 SHARES = ("accuracy",)
@@ -132,14 +140,42 @@ def _count(value: int, word: str, plural: str = "s") -> str:
     return f"{value} {word}{'' if value == 1 else plural}"
 
 
-def task_table(built_in: Mapping[str, BuiltIn]) -> Table:
+def task_table(rows: Iterable[Mapping[str, str]]) -> Table:
     """The built-in tasks."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("task", "what", "data"):
-        table.add_column(heading, header_style="dim")
-    for name, task in built_in.items():
-        table.add_row(f"[bold]{name}[/bold]", task.summary, task.data)
+        table.add_column(heading, header_style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(f"[bold]{row['name']}[/bold]", row["summary"], escape(row["data"]))
     return table
+
+
+class DownloadView:
+    """A progress bar per file that is downloaded, on a terminal; else a line."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.console = console(quiet)
+        self._bar = Progress(
+            TextColumn("downloading {task.description}"),
+            BarColumn(bar_width=24),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+        )
+        self._rows: dict[str, TaskID] = {}
+
+    def live(self) -> AbstractContextManager[object]:
+        """The context in which the bar is on the screen."""
+        return self._bar if self.console.is_terminal and not self.console.quiet else nullcontext()
+
+    def show(self, name: str, done: int, total: int) -> None:
+        """Draw how far a file is."""
+        if name not in self._rows:
+            self._rows[name] = self._bar.add_task(name, total=total or None)
+            if not self.console.is_terminal:
+                self.console.print(f"downloading {name} ({total / 1e6:,.1f} MB)", markup=False)
+        self._bar.update(self._rows[name], completed=done)
 
 
 class TrainingView:

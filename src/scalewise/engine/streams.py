@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scalewise.mixing import mix
+
 
 def key(*parts: int | str) -> int:
     """A 63-bit seed that is different for every tuple of parts.
@@ -83,14 +85,6 @@ class SampleStream:
 def sample_keys(seed: int, epochs: Tensor, indices: Tensor) -> Tensor:
     """One 64-bit key per sample from (seed, epoch, sample), the same in whichever process it is computed."""
     with np.errstate(over="ignore"):
-        mixed = _mix(np.uint64(key("augment", seed)) + epochs.numpy().astype(np.uint64))
-        mixed = _mix(mixed + indices.numpy().astype(np.uint64))
+        mixed = mix(np.uint64(key("augment", seed)) + epochs.numpy().astype(np.uint64))
+        mixed = mix(mixed + indices.numpy().astype(np.uint64))
     return torch.from_numpy(mixed.view(np.int64))
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finalizer (Steele et al. 2014): every input bit changes about half of the output bits."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -21,15 +21,16 @@ from scalewise.tasks.task import Task
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def load_task(spec: str, settings: Sequence[str] = ()) -> Task:
+def load_task(spec: str, settings: Sequence[str] = (), data: Path | None = None) -> Task:
     """A built-in name, `path/to/file.py` (its `task` function) or `package.module:function`, called with settings.
 
     Arguments:
         spec: which task.
         settings: `name=value` pairs for its function.
+        data: the folder of its data files, for functions that take `data`.
     """
     factory = _find(spec)
-    arguments = _arguments(spec, factory, settings)
+    arguments = _arguments(spec, factory, [*settings, *([f"data={data}"] if data is not None else [])])
     try:
         task = factory(**arguments)
     except UsageError:
@@ -111,7 +112,8 @@ def _arguments(spec: str, factory: Callable[..., Any], settings: Sequence[str]) 
             raise TaskError(f"--set needs name=value, got {setting!r}; write for example --set bn=true")
         if name not in signature.parameters:
             known = ", ".join(signature.parameters) or "none"
-            raise TaskError(f"task {spec} has no setting {name!r}; its settings are: {known}")
+            flag = "takes no --data" if name == "data" else f"has no setting {name!r}"
+            raise TaskError(f"task {spec} {flag}; its settings are: {known}")
         arguments[name] = _convert(name, text, signature.parameters[name])
     return arguments
 

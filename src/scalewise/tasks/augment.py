@@ -1,0 +1,86 @@
+"""Random changes of training images, for a whole batch at once, each drawn from its sample's own key.
+
+    sw.Task(…, augment=sw.augment.images(sw.augment.flip, sw.augment.crop(4), sw.augment.cutout(8)))
+
+A key is a function of (seed, epoch, sample), so a sample is changed alike in whichever process and batch it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scalewise.mixing import mix
+
+Change = Callable[[Tensor, Tensor], Tensor]  # (images, keys) -> images; images: (sample, channel, row, column)
+
+
+def images(*changes: Change) -> Callable[[tuple[Tensor, ...], Tensor], tuple[Tensor, ...]]:
+    """A task's `augment`: change the first part of each batch, the images, in turn; each change draws anew."""
+
+    def augment(batch: tuple[Tensor, ...], keys: Tensor) -> tuple[Tensor, ...]:
+        first, *others = batch
+        for number, change in enumerate(changes):
+            first = change(first, _mixed(keys, number))
+        return first, *others
+
+    return augment
+
+
+def flip(images: Tensor, keys: Tensor) -> Tensor:
+    """Mirror half of the images, left to right."""
+    mirrored = draw(keys, 0, 2).bool().to(images.device)
+    return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(3), images)
+
+
+def crop(padding: int) -> Change:
+    """Shift images by up to `padding` pixels in both directions; what comes in is zero."""
+
+    def change(images: Tensor, keys: Tensor) -> Tensor:
+        samples, channels, height, width = images.shape
+        padded = F.pad(images, [padding] * 4)
+        rows = draw(keys, 0, 2 * padding + 1).to(images.device).view(-1, 1) + _range(height, images)  # (sample, row)
+        columns = draw(keys, 1, 2 * padding + 1).to(images.device).view(-1, 1) + _range(width, images)
+        row_index = rows.view(samples, 1, height, 1).expand(-1, channels, -1, padded.shape[3])
+        column_index = columns.view(samples, 1, 1, width).expand(-1, channels, height, -1)
+        return padded.gather(2, row_index).gather(3, column_index)
+
+    return change
+
+
+def cutout(size: int) -> Change:
+    """Blacken a square of `size` pixels around a random place, cut off at the edges (DeVries and Taylor 2017)."""
+
+    def change(images: Tensor, keys: Tensor) -> Tensor:
+        _, _, height, width = images.shape
+        inside = []
+        for number, length in enumerate((height, width)):
+            first = draw(keys, number, length).to(images.device).view(-1, 1) - size // 2
+            places = _range(length, images)
+            inside.append((places >= first) & (places < first + size))  # (sample, place)
+        return images.masked_fill((inside[0].unsqueeze(2) & inside[1].unsqueeze(1)).unsqueeze(1), 0)
+
+    return change
+
+
+def draw(keys: Tensor, number: int, bound: int) -> Tensor:
+    """A whole number from 0 to `bound` − 1 for every key; another `number` gives independent ones.
+
+    >>> draw(torch.arange(6), 0, 10).tolist()
+    [6, 5, 1, 5, 8, 5]
+    """
+    upper = _mixed(keys, number + 1000).numpy().view(np.uint64) >> np.uint64(32)
+    return torch.from_numpy(((upper * np.uint64(bound)) >> np.uint64(32)).astype(np.int64))
+
+
+def _mixed(keys: Tensor, number: int) -> Tensor:
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(mix(mix(keys.cpu().numpy().view(np.uint64)) + np.uint64(number)).view(np.int64))
+
+
+def _range(length: int, like: Tensor) -> Tensor:
+    return torch.arange(length, device=like.device)
