@@ -35,6 +35,20 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in hidden} | {"COLUMNS": "100"}
 
 
+def real_data() -> Path:
+    """The folder of real CIFAR-10 and Fashion-MNIST files, or a skip with the reason."""
+    folder = Path(os.environ.get("SCALEWISE_DATA") or Path(__file__).parents[2] / "shared" / "data").resolve()
+    if not folder.is_dir():
+        pytest.skip(f"no real data in {folder}; set SCALEWISE_DATA to a folder with fashion-mnist/ and cifar-10-…/")
+    return folder
+
+
+@pytest.fixture
+def data() -> Path:
+    """Real CIFAR-10 and Fashion-MNIST."""
+    return real_data()
+
+
 @pytest.fixture
 def scalewise(tmp_path: Path) -> Callable[..., Outcome]:
     """Run `scalewise …` in an empty folder."""

@@ -1,23 +1,77 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 import scalewise as sw
+from conftest import real_data
 from scalewise.errors import TaskError
-from scalewise.tasks import BUILT_IN
+from scalewise.tasks import BUILT_IN, cifar
+from scalewise.tasks.sources import find
 from scalewise.tasks.task import Loss
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_task_takes_a_step(name):
-    task = sw.load_task(name)
+    source = BUILT_IN[name].published()
+    if source is not None and find(source, real_data()) is None:
+        pytest.skip(f"no data files of {name} here")
+    task = sw.load_task(name, data=real_data() if source else None)
     assert task.name == name
-    *_, result = sw.train(task, task.recipe.replace(workers=2, steps=1, threads=1), sw.Placement(device="cpu"))
+    task = dataclasses.replace(task, test=tree_map(lambda part: part[:64], task.test))
+    recipe = task.recipe.replace(workers=2, worker_batch=16, steps=1, threads=1)
+    *_, result = sw.train(task, recipe, sw.Placement(device="cpu"))
     assert task.metric in result.test
+
+
+def multiply_adds(model: torch.nn.Module, image: torch.Tensor) -> int:
+    """Of the convolutions and dense layers, for one image."""
+    counts = []
+
+    def count(module: torch.nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        per_output = module.weight[0].numel()
+        counts.append(per_output * output[0].numel())
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
+            module.register_forward_hook(count)
+    model.eval()(image[None])
+    return sum(counts)
+
+
+@pytest.mark.parametrize(("bn", "trainable"), [(False, 482_442), (True, 486_410)])
+def test_the_lectures_network(bn, trainable):
+    model = cifar.residual(bn)
+    assert sum(p.numel() for p in model.parameters()) == trainable
+    assert multiply_adds(model, torch.zeros(3, 32, 32, dtype=torch.uint8)) == pytest.approx(12.1e6, rel=0.005)
+    first = model[1]
+    limit = (6 / (7 * 7 * 3 + 7 * 7 * 64)) ** 0.5  # Glorot and Bengio 2010, uniform
+    assert 0.98 * limit < first.weight.abs().max() <= limit
+    assert not first.bias.any()
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    assert len(norms) == (9 if bn else 0)
+    assert all((norm.eps, norm.momentum) == (1e-3, 0.01) for norm in norms)
+
+
+def test_the_small_cifar_network_is_small():
+    assert multiply_adds(cifar.small(), torch.zeros(3, 32, 32, dtype=torch.uint8)) <= 5e6
+
+
+def test_real_images_are_read_as_published(data):
+    (x, y), (tx, ty) = sw.load_task("cifar10", data=data).train, sw.load_task("cifar10", data=data).test
+    assert (x.shape, x.dtype, tx.shape) == ((50_000, 3, 32, 32), torch.uint8, (10_000, 3, 32, 32))
+    assert torch.bincount(y).tolist() == [5000] * 10
+    assert torch.bincount(ty).tolist() == [1000] * 10
+    assert (x.float().mean((0, 2, 3)) / 255).tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
+    fashion = sw.load_task("fashion-mnist", data=data)
+    assert fashion.train[0].shape == (60_000, 1, 28, 28)
+    assert torch.bincount(fashion.train[1]).tolist() == [6000] * 10
+    assert float(fashion.train[0].float().mean() / 255) == pytest.approx(0.2860, abs=1e-4)
 
 
 def test_digits_are_all_there():
