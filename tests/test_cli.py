@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from conftest import environment
+from scalewise import records
 from test_resume import start, wait_for
 
 KEYS = {
@@ -114,6 +115,9 @@ def test_patience_restores_the_best_weights(scalewise):
         (["train", "chars", "--label-smoothing", "0.1"], ["label_smoothing"]),
         (["train", "digits", "--shard-optimizer", "--reduce", "server"], ["--shard-optimizer", "ordered"]),
         (["train", "digits", "--device", "cuda"], ["cuda", "not available"]),
+        (["train", "digits", "--data", "somewhere"], ["takes no --data", "bn, dropout"]),
+        (["train", "digits", "--loaders", "-1"], ["loaders must be at least 0", "got -1"]),
+        (["train", "images"], ["needs a value for 'folder'", "--set folder="]),
         (["dance"], ["dance"]),
     ],
 )  # fmt: skip
@@ -137,8 +141,9 @@ USER_TASK = """
             {body}
             return super().forward(x)
 
-    def task(samples: int = 100, bad: int = -1, validate: bool = False) -> sw.Task:
+    def task(samples: int = 100, bad: int = -1, label: int = 1, validate: bool = False) -> sw.Task:
         x, y = torch.randn(samples, 3), torch.zeros(samples, dtype=torch.long)
+        y[9] = label
         if bad >= 0:
             x[bad] = float("nan")
         validation = (x, y) if validate else None
@@ -171,15 +176,71 @@ def test_a_users_error_shows_the_users_frames_only(scalewise, tmp_path, processe
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_loss_that_is_not_finite_names_step_worker_and_samples(scalewise, tmp_path, processes):
+    write_task(tmp_path, "x = torch.where(x[:, :1] == x[7, 0], x / 0, x) if self.training else x")
+    flags = ["--workers", 4, "--worker-batch", 25, "--steps", 2, "--processes", processes]
+    outcome = scalewise("train", "mine.py", *flags)
+    assert outcome.code == 1
+    message = outcome.stderr.strip().splitlines()[-1]
+    assert "loss must stay finite, got nan at step 1 on worker 0 (training samples " in message
+    assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_data_that_are_not_finite_name_the_sample(scalewise, tmp_path, processes):
     write_task(tmp_path)
     flags = ["--workers", 4, "--worker-batch", 5, "--epochs", 2, "--processes", processes, "--set", "bad=7"]
     outcome = scalewise("train", "mine.py", *flags)
     assert outcome.code == 1
-    message = outcome.stderr.strip().splitlines()[-1]
-    assert "loss must stay finite, got nan at step" in message
-    samples = message.split("training samples ")[1].split(")")[0].split(", ")
-    assert "7" in samples
-    assert "Traceback" not in outcome.stderr
+    assert (
+        outcome.stderr.strip()
+        .splitlines()[-1]
+        .startswith("scalewise: training samples must hold finite numbers, got nan in sample 7;")
+    )
+
+
+def test_the_last_good_checkpoint_stays_when_the_loss_does_not(scalewise, tmp_path):
+    outcome = scalewise("train", "linear", "--lr", 3, "--epochs", 1000, "--checkpoint-steps", 1, "--out", "run")
+    assert outcome.code == 1
+    assert "must stay finite" in outcome.stderr
+    newest = max(int(path.name.split("-")[1]) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    again = scalewise("train", "linear", "--resume", "run", "--steps", newest, "--json")
+    assert again.json["steps"] == newest > 10
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(("label", "where"), [(2, "got 2 at sample 9"), (-1, "got -1 at sample 9")])
+def test_labels_without_an_output_are_refused(scalewise, tmp_path, label, where, processes):
+    write_task(tmp_path)
+    flags = ["--set", f"label={label}", "--workers", 2, "--processes", processes]
+    outcome = scalewise("train", "mine.py", *flags)
+    assert outcome.code == 2
+    assert f"training labels must be 0 to 1, since the model has 2 outputs, {where};" in outcome.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_labels_that_are_to_be_ignored_are_not_refused(scalewise, tmp_path):
+    write_task(tmp_path)
+    assert scalewise("train", "mine.py", "--set", "label=-100", "--steps", 2).code == 0
+
+
+def test_a_read_only_folder_is_refused(scalewise, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o555)
+    outcome = scalewise("train", "linear", "--steps", 1, "--out", "closed/run")
+    assert outcome.code == 2
+    assert "a folder that can be written" in outcome.stderr
+    assert not list((tmp_path / "closed").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("way", "words"), [("os._exit(7)", "ended with exit code 7"), ("os.kill(os.getpid(), 11)", "killed by SIGSEGV")]
+)
+def test_the_last_lines_of_a_process_that_died_are_shown(scalewise, tmp_path, way, words):
+    write_task(tmp_path, f"import os; os.environ['RANK'] == '1' and (print('I feel unwell'), {way})")
+    outcome = scalewise("train", "mine.py", "--workers", 2, "--processes", 2)
+    assert outcome.code == 1
+    *_, message, last = outcome.stderr.strip().splitlines()
+    assert f"process 1 {words}" in message.replace("was ", "")
+    assert last == "  I feel unwell"
 
 
 def test_an_undeclared_buffer_is_refused(scalewise, tmp_path):
@@ -212,6 +273,13 @@ def test_signals_end_everything(tmp_path, processes, number, code):
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == code, stderr
         assert "Traceback" not in stderr
+        last = stderr.strip().splitlines()[-1]
+        step = int(last.split("after step ")[1].split(";")[0])
+        assert f"{number.name} stopped the run" in last
+        assert "--resume run" in last
+        assert (tmp_path / "run" / "checkpoints" / f"step-{step}").is_dir()
+        recorded = [line["step"] for line in records.read(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "step"]
+        assert recorded == list(range(1, step + 1))
 
 
 def test_a_process_that_dies_is_named(tmp_path):

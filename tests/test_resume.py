@@ -78,12 +78,26 @@ def test_killed_in_mid_epoch_and_resumed_elsewhere(scalewise, tmp_path, undistur
     assert result["weights_sha256"] == undisturbed["weights_sha256"]
     for key in ("test", "train", "noise_scale", "steps", "samples"):
         assert result[key] == undisturbed[key], key
-    timeless = ("seconds", "samples_per_second", "run", "processes")
+    timeless = ("seconds", "input_seconds", "samples_per_second", "run", "processes")
     kept = [
         {key: record[key] for key in record if key not in timeless} for record in records.read(run / "metrics.jsonl")
     ]
     expected = [{key: record[key] for key in record if key not in timeless} for record in undisturbed["records"]]
     assert kept == expected
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_stopped_by_a_signal_and_resumed(scalewise, tmp_path, undisturbed, number, code, processes):
+    process = start(tmp_path, *TASK, *FLAGS, "--out", "run", "--checkpoint-steps", "5", "--processes", str(processes))
+    wait_for(lambda: (tmp_path / "run" / "checkpoints" / "step-5").exists(), process)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert "its state is saved" in stderr
+    result = scalewise(*TASK, "--resume", "run", "--processes", 3 - processes, "--json", "--quiet").json
+    assert result["weights_sha256"] == undisturbed["weights_sha256"]
+    assert result["noise_scale"] == undisturbed["noise_scale"]
 
 
 def test_killed_before_the_first_checkpoint(scalewise, tmp_path, undisturbed):

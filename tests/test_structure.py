@@ -125,7 +125,19 @@ def test_recipe_fields():
 
 def test_every_recipe_field_is_a_flag(scalewise):
     text = scalewise("train", "--help").stdout
-    others = ["set", "recipe", "data", "processes", "device", "reduce", "shard-optimizer", "noise", "out", "resume"]
+    others = [
+        "set",
+        "recipe",
+        "data",
+        "processes",
+        "device",
+        "reduce",
+        "shard-optimizer",
+        "noise",
+        "loaders",
+        "out",
+        "resume",
+    ]
     for name in [*Recipe.model_fields, *others, "checkpoint-steps", "json", "quiet"]:
         assert f"--{name.replace('_', '-')}" in text
 

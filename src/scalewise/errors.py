@@ -8,10 +8,13 @@ ScalewiseError              1  it ran and failed
 │   ├── PlacementError         processes or devices that do not fit the recipe
 │   └── RunFolderError         a run folder that is in use, missing, or of another run
 ├── NonFiniteLoss           1  the loss became infinite or not a number
+├── NonFiniteData           1  a sample holds an infinite number or none
 ├── UserCodeError           1  the task's own code raised
 ├── CheckpointError         1  no checkpoint could be read or written
 ├── ProcessFailed           1  one of the processes died
-└── LostContact             1  another process stopped answering
+├── LostContact             1  another process stopped answering
+├── Interrupted       130/143  a signal stopped it; the state is saved
+└── Failed                  ?  another process's failure, passed on with its words and exit code
 """
 
 from __future__ import annotations
@@ -53,6 +56,10 @@ class NonFiniteLoss(ScalewiseError):
     """The loss became infinite or not a number."""
 
 
+class NonFiniteData(ScalewiseError):
+    """A sample holds an infinite number or none."""
+
+
 class UserCodeError(ScalewiseError):
     """The task's own code raised; the message holds the user's frames only."""
 
@@ -67,3 +74,19 @@ class ProcessFailed(ScalewiseError):
 
 class LostContact(ScalewiseError):
     """Another process stopped answering; it knows why."""
+
+
+class Interrupted(ScalewiseError):
+    """A signal stopped a run, whose state is saved."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal
+
+
+class Failed(ScalewiseError):
+    """Another process's failure, passed on with its words and exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -25,6 +25,7 @@ class Step:
     loss: float
     metrics: dict[str, float]
     seconds: float
+    input_seconds: float = 0.0
     gradient_norm: float | None = None
     noise_scale: float | None = None
 

@@ -7,9 +7,12 @@ import dataclasses
 import json as to_json
 import os
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
@@ -23,7 +26,16 @@ from scalewise.engine.placement import (
     check_processes,
     default_processes,
 )
-from scalewise.errors import LostContact, RecipeError, RunFolderError, ScalewiseError, TaskError, UserCodeError
+from scalewise.errors import (
+    DataError,
+    Failed,
+    LostContact,
+    RecipeError,
+    RunFolderError,
+    ScalewiseError,
+    TaskError,
+    UserCodeError,
+)
 from scalewise.recipe import Derived, Recipe, RecipeMode, resolve
 
 if TYPE_CHECKING:
@@ -86,6 +98,7 @@ def train(
     reduce: Annotated[ReduceName, Parameter(group=PLACEMENT)] = "ordered",
     shard_optimizer: Annotated[bool, Parameter(group=PLACEMENT, negative=())] = False,
     noise: Annotated[bool, Parameter(group=PLACEMENT)] = True,
+    loaders: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
     out: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
     resume: Annotated[str | None, Parameter(group=OUTPUT)] = None,
     checkpoint_steps: Annotated[int | None, Parameter(group=OUTPUT)] = None,
@@ -118,6 +131,8 @@ def train(
         Each process updates, and keeps optimizer state for, its part of the parameters.
     noise: bool
         Measure the noise scale.
+    loaders: int | None
+        Loader processes of each process, for data that are not in memory; by default the cores shared out, at most 8.
     out: Path | None
         Run folder; by default runs/<task>-<time>.
     resume: str | None
@@ -130,7 +145,7 @@ def train(
         Draw nothing.
     """
     given = {name: value for name, value in vars(flags).items() if value is not None}
-    placement = Placement(device=device, reduce=reduce, shard_optimizer=shard_optimizer, noise=noise)
+    placement = Placement(device=device, reduce=reduce, shard_optimizer=shard_optimizer, noise=noise, loaders=loaders)
     if checkpoint_steps is not None and checkpoint_steps < 1:
         raise RecipeError(f"checkpoint_steps must be at least 1, got {checkpoint_steps}; change --checkpoint-steps")
     settings = list(set or [])
@@ -174,7 +189,7 @@ def _download(request: Request) -> None:
 
 def _resolve(request: Request, task: Task) -> tuple[RunRecipe, RunFolder | None]:
     """The complete recipe, and the folder of the run to go on from if there is one."""
-    from scalewise.engine.run import RunRecipe, check_folder, check_same, read_recipe
+    from scalewise.engine.run import RunRecipe, check_folder, check_same, check_writable, read_recipe
     from scalewise.engine.samples import open_samples
 
     resumed = _resumed(request, task)
@@ -185,6 +200,7 @@ def _resolve(request: Request, task: Task) -> tuple[RunRecipe, RunFolder | None]
             changes = changes | {"steps": None}
         wanted = RunRecipe(request.task_spec, request.settings, stored.recipe.replace(**changes), stored.derived)
         check_same(stored, wanted, resumed, task.validation is not None)
+        check_writable(resumed.path)
         return wanted, resumed
     check_folder(request.out)
     base, mode = task.recipe, request.recipe
@@ -223,7 +239,7 @@ def _take_part(request: Request, task: Task) -> int:
     """Train as one of several processes; all do what the first one has resolved."""
     import torch.distributed as dist
 
-    from scalewise.engine.launch import Failed, end_with_launcher, leave_outcome
+    from scalewise.engine.launch import end_with_launcher, leave_outcome
     from scalewise.engine.team import joined
 
     end_with_launcher()
@@ -276,11 +292,33 @@ def _train_and_store(request: Request, run: RunRecipe, resumed: RunFolder | None
     if training.validation is not None and training.task.validation is None:
         console.print(f"validation: {len(training.validation):,} training samples held out to select by")
     view = views.TrainingView(quiet, training.total_steps, training.progress.step)
-    with view.live():
+    with view.live(), _stopping_after_a_step(training, view.console):
         for record in stored_records(training, folder, request.checkpoint_steps):
             view.show(record)
     assert isinstance(record, Result)
     return record
+
+
+@contextlib.contextmanager
+def _stopping_after_a_step(training: Training, console: Console) -> Iterator[None]:
+    """Let a signal stop training where its state can be saved; a second one, or one after the end, stops it at once."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if training.signal or training.ended:
+            for sent, handler in before.items():
+                signal.signal(sent, handler)
+            signal.raise_signal(number)
+        training.signal = number
+        console.print("stopping after this step to save the state; once more stops at once")
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _load(training: Training, folder: RunFolder, console: Console) -> None:
@@ -321,6 +359,10 @@ def _translated(error: Exception) -> ScalewiseError:
         return TaskError(
             f"{operation} has no deterministic version, so its result would not repeat; replace it in the model, or "
             f"give exactness up with --reduce allreduce"
+        )
+    if isinstance(error, IndexError) and message.startswith("Target "):
+        return DataError(
+            f"labels must be below the number of the model's outputs: {message}; correct them or the model"
         )
     if isinstance(error, dist.DistError) or ("gloo" in message.lower() and isinstance(error, RuntimeError)):
         return LostContact(f"contact with another process was lost: {message.splitlines()[0]}")

@@ -100,8 +100,8 @@ def _width(title: str) -> int:
     return max(len(title), 7)
 
 
-def result_table(result: Result) -> Table:
-    """The outcome of a run."""
+def result_table(result: Result, input_share: float = 0.0) -> Table:
+    """The outcome of a run; `input_share` of the steps' time was spent waiting for samples."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -111,7 +111,8 @@ def result_table(result: Result) -> Table:
     table.add_row("workers", f"{spread}, on {place}")
     table.add_row("optimizer", f"{result.optimizer}, peak LR {number(result.lr['peak'])}")
     table.add_row("trained", f"{result.steps:,} steps, {result.epochs:.4g} epochs, {result.samples:,} samples")
-    table.add_row("time", f"{seconds(result.seconds)}, {number(result.samples_per_second)} samples/s")
+    waited = f", {100 * input_share:.0f} % of a step waiting for samples" if input_share >= 0.01 else ""
+    table.add_row("time", f"{seconds(result.seconds)}, {number(result.samples_per_second)} samples/s{waited}")
     table.add_row("train", metrics(result.train))
     if result.validation is not None:
         table.add_row("validation", metrics(result.validation))
@@ -196,6 +197,8 @@ class TrainingView:
         self._row = self._bar.add_task("train", total=steps, completed=done, numbers="")
         self._has_header = False
         self._started: tuple[float, int] | None = None
+        self._input_seconds = 0.0
+        self._steps = 0
 
     def live(self) -> AbstractContextManager[object]:
         """The context in which the bar is on the screen."""
@@ -204,6 +207,8 @@ class TrainingView:
     def show(self, record: Record) -> None:
         """Draw one record."""
         if isinstance(record, Step):
+            self._input_seconds += record.input_seconds
+            self._steps += 1
             if self._shows_bar:
                 self._bar.update(self._row, completed=record.step, numbers=self._numbers(record))
         elif isinstance(record, Epoch):
@@ -213,7 +218,8 @@ class TrainingView:
             self.console.print(epoch_line(record), no_wrap=True)
         else:
             self.console.print()
-            self.console.print(result_table(record))
+            step_seconds = record.global_batch / max(record.samples_per_second, 1e-9)
+            self.console.print(result_table(record, self._input_seconds / max(self._steps * step_seconds, 1e-9)))
 
     def _numbers(self, record: Step) -> str:
         if self._started is None:

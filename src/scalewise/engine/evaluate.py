@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from scalewise.engine import streams
+from scalewise.engine.feed import fetched, placed
 from scalewise.engine.model import PlacedModel
-from scalewise.engine.samples import Samples
+from scalewise.engine.samples import Samples, check_finite
 from scalewise.engine.team import Team
-from scalewise.engine.workers import numbers_tensor, placed, precision
+from scalewise.engine.workers import numbers_tensor, precision
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 
@@ -17,21 +18,31 @@ SMALLEST_BATCH = 64
 
 
 @torch.no_grad()
-def evaluate(task: Task, recipe: Recipe, model: PlacedModel, samples: Samples, team: Team) -> dict[str, float]:
-    """Mean loss and metrics. Batches are fixed by the recipe, spread over processes, and summed in order."""
+def evaluate(
+    task: Task, recipe: Recipe, model: PlacedModel, samples: Samples, team: Team, loaders: int, what: str
+) -> dict[str, float]:
+    """Mean loss and metrics. Batches are fixed by the recipe, spread over processes, and summed in order.
+
+    Arguments:
+        task, recipe, model, team: what is evaluated, how and where.
+        samples, what: on which data, and what to call them.
+        loaders: loader processes, for data that are not in memory.
+    """
     size = max(SMALLEST_BATCH, recipe.rows)
     starts = range(0, len(samples), size)
     mine = starts[team.rank :: team.size]
+    requests = [torch.arange(start, min(start + size, len(samples))) for start in mine]
+    batches = fetched(samples, ((indices, torch.zeros_like(indices)) for indices in requests), loaders, team.device)
     names: list[str] = []
     rows = []
     model.module.eval()
     try:
-        for start in mine:
+        for start, indices, batch in zip(mine, requests, batches, strict=True):
             streams.seed_everything(streams.key("evaluate", recipe.seed, start), team.device)
-            indices = torch.arange(start, min(start + size, len(samples)))
-            batch = placed(samples.fetch(indices, torch.zeros_like(indices)), team.device, recipe.layout)
             with precision(recipe, team.device):
-                loss = task.evaluate(model.module, batch)
+                loss = task.evaluate(model.module, placed(batch, team.device, recipe.layout))
+            if not loss.total.isfinite():
+                check_finite(samples, indices.tolist(), [0] * len(indices), what)
             names = ["loss", *loss.metrics]
             pairs = [(loss.total, loss.weight), *loss.metrics.values()]
             rows.append(numbers_tensor([number for pair in pairs for number in pair], team.device))

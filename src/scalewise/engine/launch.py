@@ -13,23 +13,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from scalewise.errors import ProcessFailed, ScalewiseError
+from scalewise.errors import Failed, ProcessFailed, ScalewiseError
 
 OUTCOME = "SCALEWISE_OUTCOME"  # the folder in which a process leaves what the launching one should say
 LAUNCHER = "SCALEWISE_LAUNCHER"  # the number of the launching process
 WATCH_SECONDS = 0.2
-
-
-class Failed(ScalewiseError):
-    """A process failed on purpose; its message and exit code are passed on."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+LAST_LINES = 10
 
 
 def launch(processes: int, arguments: Sequence[str], threads: int) -> int:
@@ -54,13 +47,15 @@ def launch(processes: int, arguments: Sequence[str], threads: int) -> int:
             rdzv_backend="c10d",
             rdzv_endpoint="127.0.0.1:0",
             max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
+            # the first process speaks; what the others say is kept for when one of them dies
+            logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=dict.fromkeys(range(1, processes), Std.ERR)),
             local_addr="127.0.0.1",
         )
         try:
             elastic_launch(config, sys.executable)("-m", "scalewise", *arguments)
         except SignalException as error:
-            return 128 + int(error.sigval)
+            told = _outcomes(Path(folder)).get(0, {})
+            raise Failed(str(told.get("message", "stopped by a signal")), 128 + int(error.sigval)) from None
         except ChildFailedError as error:
             raise _reason(Path(folder), error) from None
         finally:
@@ -102,10 +97,23 @@ def _reason(folder: Path, error: ChildFailedError) -> ScalewiseError:
     resume = "the run can go on from its last checkpoint with --resume"
     if killed:  # the others then lost contact, and say so; that is not the reason
         rank, number = min(killed.items())
-        return ProcessFailed(f"process {rank} was killed by {signal.Signals(number).name}; {resume}")
-    told = [outcome for _, outcome in sorted(_outcomes(folder).items()) if outcome["exit_code"]]
-    told.sort(key=lambda outcome: (outcome["lost_contact"], outcome["exit_code"] in (130, 143)))
+        name = signal.Signals(number).name
+        return ProcessFailed(f"process {rank} was killed by {name}; {resume}{_last_lines(folder, rank)}")
+    outcomes = _outcomes(folder)
+    told = [outcome for _, outcome in sorted(outcomes.items()) if outcome["exit_code"] and not outcome["lost_contact"]]
+    told.sort(key=lambda outcome: outcome["exit_code"] in (130, 143))
     if told:
         return Failed(str(told[0]["message"]), int(told[0]["exit_code"]))
-    rank, code = min(codes.items())
-    return ProcessFailed(f"process {rank} ended with exit code {code}; {resume}")
+    silent = {rank: code for rank, code in codes.items() if rank not in outcomes and code > 0}
+    if silent:
+        rank, code = min(silent.items())
+        return ProcessFailed(f"process {rank} ended with exit code {code}; {resume}{_last_lines(folder, rank)}")
+    lost = [str(outcome["message"]) for outcome in outcomes.values() if outcome["lost_contact"]]
+    return ProcessFailed(f"{lost[0] if lost else 'a process was stopped'}; {resume}")
+
+
+def _last_lines(folder: Path, rank: int) -> str:
+    """The last things a process said, indented under the message."""
+    logs = [path for path in folder.rglob("stderr.log") if path.parent.name == str(rank)]
+    lines = [line for path in logs for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return "".join([", its last lines:", *(f"\n  {line}" for line in lines[-LAST_LINES:])]) if lines else ""

@@ -16,10 +16,11 @@ from torch import Tensor
 from scalewise import schedules
 from scalewise.engine import team as teams
 from scalewise.engine.evaluate import evaluate, means
+from scalewise.engine.labels import check_labels
 from scalewise.engine.model import sha256
 from scalewise.engine.numerics import numerics
-from scalewise.engine.placement import Placement, available_cores, check_processes
-from scalewise.engine.samples import Samples, hold_out, open_samples
+from scalewise.engine.placement import Placement, available_cores, check_processes, loader_processes
+from scalewise.engine.samples import Samples, check_finite, hold_out, open_samples
 from scalewise.engine.strategy import DataParallel, StepNumbers, Strategy
 from scalewise.errors import NonFiniteLoss, RecipeError, TaskError
 from scalewise.noise import NoiseScale
@@ -42,6 +43,16 @@ class Progress:
     seconds: float = 0.0
     training_seconds: float = 0.0
     exact: bool = True
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A step whose numbers are read a step late, so that nothing waits for them."""
+
+    step: int
+    lr: float
+    numbers: StepNumbers
+    input_seconds: float
 
 
 def train(task: Task, recipe: Recipe | None = None, placement: Placement | None = None) -> Iterator[Record]:
@@ -79,6 +90,9 @@ class Training:
         self.task, self.placement, self.pause_every = task, placement, pause_every
         self.progress = Progress(exact=placement.exact)
         self.best: dict[str, Tensor] = {}
+        self.signal = 0  # set it to the number of a signal to stop after the step, on all processes alike
+        self.interrupted = 0  # the signal for which training has stopped
+        self.ended = False  # whether the last step is taken, recorded and stored
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -87,6 +101,7 @@ class Training:
             check_processes(self.team.size, self.recipe)
             stack.enter_context(numerics(self.recipe, self.team.device, self.placement.exact))
             self._build()
+            stack.callback(self.strategy.close)
             self._stack = stack.pop_all()
         return self
 
@@ -111,6 +126,9 @@ class Training:
         self.schedule = schedules.build(recipe, len(samples))
         self.noise = NoiseScale(population=len(samples))
         self.strategy: Strategy = DataParallel(task, recipe, self.placement, self.team, samples)
+        parts = {"training": samples, "validation": self.validation, "test": self.test}
+        known = {what: part for what, part in parts.items() if part is not None}
+        check_labels(task, recipe, self.strategy.model, known, self.team.device)
 
     def restore(self, progress: Progress) -> None:
         """Go on from where a checkpoint was; what was not exact before stays so."""
@@ -122,36 +140,41 @@ class Training:
         return self.progress.step * self.recipe.global_batch / len(self.samples)
 
     def records(self) -> Iterator[Record]:
-        """Go on to the end of training."""
+        """Go on to the end of training; without a `Result` when a signal stops it before."""
         began = time.perf_counter() - self.progress.seconds
-        waiting: deque[tuple[int, float, StepNumbers]] = deque()
-        while self.progress.step < self.total_steps and not self.stopped:
+        waiting: deque[_Waiting] = deque()
+        while self.progress.step < self.total_steps and not self.stopped and not self.interrupted:
             started = time.perf_counter()
             step = self.progress.step
             lr = self.schedule((step + 0.5) * self.recipe.global_batch)
-            numbers = self.strategy.gradients(step)
+            waited = self.strategy.waited_seconds
+            numbers = self.strategy.gradients(step, self.signal)
             self.strategy.update(lr)
             self.progress.step = step + 1
-            waiting.append((step, lr, numbers))
+            waiting.append(_Waiting(step, lr, numbers, self.strategy.waited_seconds - waited))
             ends_epoch = self.ends_epoch()
             pauses = ends_epoch or (self.pause_every is not None and self.progress.step % self.pause_every == 0)
             records: list[Record] = []
-            while len(waiting) > (0 if pauses else 1):
-                records.append(self._step_record(*waiting.popleft(), time.perf_counter() - began))
+            while len(waiting) > (0 if pauses or self.interrupted else 1):
+                records.append(self._step_record(waiting.popleft(), time.perf_counter() - began))
             self.progress.training_seconds += time.perf_counter() - started
             self.progress.seconds = time.perf_counter() - began
             yield from records
             if ends_epoch:
                 yield self._end_epoch(lr, began)
-        yield self._result(began)
+        if not self.interrupted:
+            self.ended = True
+            yield self._result(began)
 
     def ends_epoch(self) -> bool:
         """Whether the last step ended a pass over the data, or training."""
         step, samples, batch = self.progress.step, len(self.samples), self.recipe.global_batch
         return step * batch // samples > (step - 1) * batch // samples or step == self.total_steps
 
-    def _step_record(self, step: int, lr: float, numbers: StepNumbers, seconds: float) -> Step:
+    def _step_record(self, waiting: _Waiting, seconds: float) -> Step:
+        step, numbers = waiting.step, waiting.numbers
         rows = numbers.rows.wait().tolist()  # (worker, number)
+        self.interrupted = int(max(row.pop() for row in rows))
         self._check_finite(step, rows)
         pairs = [[*row[:2], *row[3:]] for row in rows]
         names = ["loss", *self.strategy.metric_names]
@@ -165,10 +188,11 @@ class Training:
             step=step + 1,
             epoch=(step + 1) * self.recipe.global_batch / len(self.samples),
             samples=(step + 1) * self.recipe.global_batch,
-            lr=lr,
+            lr=waiting.lr,
             loss=values.pop("loss"),
             metrics=values,
             seconds=seconds,
+            input_seconds=waiting.input_seconds,
             gradient_norm=None if square is None else math.sqrt(square),
             noise_scale=self.noise.current,
         )
@@ -176,11 +200,21 @@ class Training:
     def _check_finite(self, step: int, rows: list[list[float]]) -> None:
         for worker, row in enumerate(rows):
             if not math.isfinite(row[0]):
-                indices = self.strategy.sample_indices(step, worker)
-                shown = ", ".join(map(str, indices[:8])) + (", …" if len(indices) > 8 else "")
+                indices, epochs = self.strategy.samples_of(step, worker)
+                check_finite(self.samples, indices, epochs, "training")
+                shown = ", ".join(map(self.samples.describe, indices[:8])) + (", …" if len(indices) > 8 else "")
                 raise NonFiniteLoss(
                     f"the loss must stay finite, got {row[0]} at step {step + 1} on worker {worker} (training samples "
-                    f"{shown}); lower --lr, add --warmup-epochs or --clip-norm, or check those samples"
+                    f"{shown}, whose values are finite); lower --lr, or add --warmup-epochs or --clip-norm"
+                )
+
+    def check_weights(self) -> None:
+        """Refuse weights that are no longer finite, so that no checkpoint holds them."""
+        for name, parameter in self.strategy.model.parameters.items():
+            if not parameter.isfinite().all():
+                raise NonFiniteLoss(
+                    f"the weights must stay finite, {name} is not after step {self.progress.step}; lower --lr, or add "
+                    f"--warmup-epochs or --clip-norm"
                 )
 
     def _end_epoch(self, lr: float, began: float) -> Epoch:
@@ -189,7 +223,7 @@ class Training:
         progress.train_rows = []
         better = False
         if self.validation is not None:
-            progress.validation = self._evaluate(self.validation)
+            progress.validation = self._evaluate(self.validation, "validation")
             better = self._select(progress.validation)
         return Epoch(
             step=progress.step,
@@ -203,8 +237,9 @@ class Training:
             samples_per_second=self._samples_per_second(),
         )
 
-    def _evaluate(self, samples: Samples) -> dict[str, float]:
-        return evaluate(self.task, self.recipe, self.strategy.model, samples, self.team)
+    def _evaluate(self, samples: Samples, what: str) -> dict[str, float]:
+        loaders = loader_processes(self.placement, self.team.here)
+        return evaluate(self.task, self.recipe, self.strategy.model, samples, self.team, loaders, what)
 
     def _select(self, validation: dict[str, float]) -> bool:
         """Remember the best weights by validation data; says whether this epoch is the best so far."""
@@ -251,8 +286,8 @@ class Training:
         if self.best and recipe.patience is not None:
             model.load(self.best)
             best_sha256 = sha256(self.best)
-            progress.validation = self._evaluate(self.validation) if self.validation is not None else None
-        test = self._evaluate(self.test)
+            progress.validation = self._evaluate(self.validation, "validation") if self.validation is not None else None
+        test = self._evaluate(self.test, "test")
         measured = self.placement.noise and recipe.workers * recipe.micro_batches > 1
         assert recipe.threads is not None
         return Result(

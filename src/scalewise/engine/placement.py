@@ -11,6 +11,7 @@ from scalewise.recipe import Recipe
 
 ReduceName = Literal["ordered", "allreduce", "server"]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+MOST_LOADERS = 8
 
 
 @dataclass(frozen=True)
@@ -22,18 +23,23 @@ class Placement:
         reduce: `ordered` (exact), `allreduce` (the backend's own, close but not exact) or `server` (exact).
         shard_optimizer: each process updates its part of the parameters and keeps optimizer state for it alone.
         noise: measure the noise scale.
+        loaders: loader processes per process, for data that are not in memory; 0 loads between the steps.
     """
 
     device: DeviceName = "auto"
     reduce: ReduceName = "ordered"
     shard_optimizer: bool = False
     noise: bool = True
+    loaders: int | None = None
 
     def __post_init__(self) -> None:
         if self.shard_optimizer and self.reduce != "ordered":
             raise PlacementError(
                 f"--shard-optimizer needs --reduce ordered, got {self.reduce}; drop one of the two flags"
             )
+
+        if self.loaders is not None and self.loaders < 0:
+            raise PlacementError(f"loaders must be at least 0, got {self.loaders}; change --loaders")
 
     @property
     def exact(self) -> bool:
@@ -56,6 +62,13 @@ def default_processes(recipe: Recipe, device: DeviceName) -> int:
     elif device in ("auto", "mps") and torch.backends.mps.is_available():
         slots = 1
     return max(1, min(recipe.workers, slots))
+
+
+def loader_processes(placement: Placement, processes_here: int) -> int:
+    """Loader processes of one process: as asked, or this machine's cores shared out."""
+    if placement.loaders is not None:
+        return placement.loaders
+    return max(1, min(MOST_LOADERS, available_cores() // processes_here))
 
 
 def check_processes(processes: int, recipe: Recipe) -> None:

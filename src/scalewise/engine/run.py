@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 from scalewise.engine import checkpoint
 from scalewise.engine.loop import Training
-from scalewise.errors import RunFolderError
+from scalewise.errors import Interrupted, RunFolderError
 from scalewise.recipe import Derived, Recipe, differing_fields
 from scalewise.records import Epoch, Record, RecordWriter, Result, Step, keep_until, write_atomically
 
@@ -72,10 +73,14 @@ def check_folder(out: Path | None) -> None:
         raise RunFolderError(
             f"--out {out} must be a new or empty folder, found one in use; choose another, or go on with --resume {out}"
         )
-    existing = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
+    check_writable(next(path for path in (place.absolute(), *place.absolute().parents) if path.exists()))
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that takes no files: by the system's answer and, for root, by its mode, set on purpose."""
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and folder.stat().st_mode & 0o222):
         raise RunFolderError(
-            f"a run folder {place} cannot be made: {existing} is not a folder that can be written; use --out"
+            f"a run needs a folder that can be written, got {folder}, which cannot; make it so or use another --out"
         )
 
 
@@ -194,15 +199,28 @@ def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int 
             if writer is not None:
                 writer.write(record)
             if _is_due(record, training, checkpoint_steps):
-                if writer is not None:
-                    writer.flush()  # a checkpoint must not know more than the records beside it
-                checkpoint.save(training, folder.checkpoints)
-                if leads:
-                    checkpoint.prune(folder.checkpoints, KEPT_CHECKPOINTS, training.progress.best_step)
+                _save(training, folder, writer)
             yield record
+        if training.interrupted:
+            _save(training, folder, writer)
+            raise Interrupted(
+                f"{signal.Signals(training.interrupted).name} stopped the run after step {training.progress.step}; its "
+                f"state is saved, go on with --resume {folder.path}",
+                training.interrupted,
+            )
     finally:
         if writer is not None:
             writer.close()
+
+
+def _save(training: Training, folder: RunFolder, writer: RecordWriter | None) -> None:
+    """Write a checkpoint of good weights, and before it the records: it must not know more than they do."""
+    training.check_weights()
+    if writer is not None:
+        writer.flush()
+    checkpoint.save(training, folder.checkpoints)
+    if training.team.leads:
+        checkpoint.prune(folder.checkpoints, KEPT_CHECKPOINTS, training.progress.best_step)
 
 
 def _is_due(record: Record, training: Training, checkpoint_steps: int | None) -> bool:

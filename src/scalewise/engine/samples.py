@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import IterableDataset, default_collate
 
 from scalewise.engine import streams
-from scalewise.errors import TaskError
+from scalewise.errors import NonFiniteData, TaskError
 from scalewise.tasks.task import Batch, Data
 
 HELD_OUT_SHARE = 10
@@ -20,14 +22,23 @@ HELD_OUT_SHARE = 10
 class Samples(Protocol):
     """Samples that can be fetched by number."""
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether fetching is mere copying, not worth a process of its own."""
+
     def __len__(self) -> int: ...
 
     def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
         """The samples `indices`, as one batch; `epochs` says for which pass over the data."""
 
+    def describe(self, index: int) -> str:
+        """A sample, for people: its number in the task's data, and its file if it has one."""
+
 
 class TensorSamples:
     """A tree of tensors whose first dimension counts samples."""
+
+    in_memory = True
 
     def __init__(self, tree: Data, what: str) -> None:
         self.tree = tree_map(_as_tensor, tree)
@@ -49,9 +60,18 @@ class TensorSamples:
         """Rows of every tensor."""
         return tree_map(lambda leaf: leaf.index_select(0, indices.to(leaf.device)), self.tree)
 
+    def describe(self, index: int) -> str:
+        """The number."""
+        return str(index)
+
 
 class DatasetSamples:
-    """A map-style data set; random numbers drawn in `__getitem__` are keyed by (seed, epoch, sample)."""
+    """A map-style data set; random numbers drawn in `__getitem__` are keyed by (seed, epoch, sample).
+
+    Samples are read with one thread, here as in a loader process, so that their bytes do not depend on where.
+    """
+
+    in_memory = False
 
     def __init__(self, dataset: Any, seed: int) -> None:  # noqa: ANN401  (anything with len and [])
         self.dataset = dataset
@@ -64,11 +84,16 @@ class DatasetSamples:
         """Samples one by one, collated as a DataLoader would."""
         cpu = torch.device("cpu")
         rows = []
-        with streams.undisturbed():
+        with streams.undisturbed(), one_thread():
             for index, epoch in zip(indices.tolist(), epochs.tolist(), strict=True):
                 streams.seed_everything(streams.key("sample", self.seed, epoch, index), cpu)
                 rows.append(self.dataset[index])
         return default_collate(rows)
+
+    def describe(self, index: int) -> str:
+        """The number, and what the data set itself says of the sample when it has a `describe(index)`."""
+        known = getattr(self.dataset, "describe", None)
+        return f"{index} ({known(index)})" if known else str(index)
 
 
 class Subset:
@@ -77,6 +102,7 @@ class Subset:
     def __init__(self, samples: Samples, chosen: Tensor) -> None:
         self.samples = samples
         self.chosen = chosen
+        self.in_memory = samples.in_memory
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -84,6 +110,49 @@ class Subset:
     def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
         """The chosen ones among the samples."""
         return self.samples.fetch(self.chosen[indices], epochs)
+
+    def describe(self, index: int) -> str:
+        """As among all samples."""
+        return self.samples.describe(int(self.chosen[index]))
+
+
+def targets(samples: Samples) -> Tensor | None:
+    """The whole-numbered targets of data in memory, (inputs, target); None for any other data."""
+    if isinstance(samples, Subset):
+        chosen = targets(samples.samples)
+        return None if chosen is None else chosen[samples.chosen]
+    if not isinstance(samples, TensorSamples) or not isinstance(samples.tree, tuple | list) or len(samples.tree) != 2:
+        return None
+    target = samples.tree[1]
+    whole = isinstance(target, Tensor) and target.ndim == 1 and target.dtype == torch.long
+    return target if whole else None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_finite(samples: Samples, indices: list[int], epochs: list[int], what: str) -> None:
+    """Refuse the first of some samples that holds an infinite number or none."""
+    for index, epoch in zip(indices, epochs, strict=True):
+        leaves = tree_flatten(samples.fetch(torch.tensor([index]), torch.tensor([epoch])))[0]
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.isfinite().all():
+                value = leaf[~leaf.isfinite()][0].item()
+                raise NonFiniteData(
+                    f"{what} samples must hold finite numbers, got {value} in sample {samples.describe(index)}; "
+                    f"correct or remove it"
+                )
 
 
 def open_samples(data: Data, seed: int, what: str) -> Samples:

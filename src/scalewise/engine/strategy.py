@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from scalewise.engine import reductions
+from scalewise.engine.feed import Feed
 from scalewise.engine.flat import Bucket, FlatLayout, Piece, in_memory_order
 from scalewise.engine.model import PlacedModel
-from scalewise.engine.placement import Placement
+from scalewise.engine.placement import Placement, loader_processes
 from scalewise.engine.reductions.protocol import Scale
 from scalewise.engine.samples import Samples
 from scalewise.engine.team import Gathered, Team
 from scalewise.engine.tree import share
-from scalewise.engine.workers import Feed, Workers
+from scalewise.engine.workers import Workers
 from scalewise.optim import OPTIMIZERS
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
@@ -40,7 +41,7 @@ Reader = Callable[[str, int, int], Tensor]  # (name, start, stop) -> those eleme
 class StepNumbers:
     """A step's numbers on their way: read them a step late, so that nothing waits."""
 
-    rows: Gathered  # (worker, number)
+    rows: Gathered  # (worker, number); the last number is the signal that the worker's process was sent, or 0
     squared_norm: Tensor | None
 
 
@@ -53,11 +54,15 @@ class Strategy(Protocol):
     def metric_names(self) -> list[str]:
         """The metrics in each worker's numbers, in order; known after the first step."""
 
-    def sample_indices(self, step: int, worker: int) -> list[int]:
-        """The training samples of one worker in one step."""
+    @property
+    def waited_seconds(self) -> float:
+        """How long this process has waited for its samples so far."""
 
-    def gradients(self, step: int) -> StepNumbers:
-        """Compute every worker's gradient and reduce them to their mean."""
+    def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
+        """The training samples of one worker in one step, and their epochs."""
+
+    def gradients(self, step: int, signal: int) -> StepNumbers:
+        """Compute every worker's gradient and reduce them to their mean; tell all processes of a signal sent here."""
 
     def update(self, lr: float) -> None:
         """Change the weights."""
@@ -68,18 +73,22 @@ class Strategy(Protocol):
     def load_state(self, names: Iterable[str], read: Reader) -> None:
         """Take over a stored optimizer state."""
 
+    def close(self) -> None:
+        """End what runs beside the training."""
+
 
 class DataParallel:
     """Every process holds the model and runs some of the workers."""
 
     def __init__(self, task: Task, recipe: Recipe, placement: Placement, team: Team, samples: Samples) -> None:
         self.model = PlacedModel(task, recipe, team)
-        self.feed = Feed(task, recipe, samples, team.device)
-        self.workers = Workers(task, recipe, self.model, self.feed, team.device)
-        self._recipe, self._team = recipe, team
         shares = [share(process, team.size, recipe.workers) for process in range(team.size)]
         self._counts = [last - first for first, last in shares]
         self._mine = range(*shares[team.rank])
+        loaders = loader_processes(placement, team.here)
+        self.feed = Feed(task, recipe, samples, team.device, self._mine, loaders)
+        self.workers = Workers(task, recipe, self.model, self.feed, team.device)
+        self._recipe, self._team = recipe, team
         self._groups = recipe.workers * recipe.micro_batches
         self._measures = placement.noise and self._groups > 1
         self._weight_is_samples = task.weight_is_samples
@@ -113,14 +122,23 @@ class DataParallel:
         """The metrics in each worker's numbers, in order; known after the first step."""
         return self.workers.metric_names
 
-    def sample_indices(self, step: int, worker: int) -> list[int]:
-        """The training samples of one worker in one step."""
-        start = self.feed.position(step, worker)
-        indices: list[int] = self.feed.stream.take(start, start + self._recipe.worker_batch)[0].tolist()
-        return indices
+    @property
+    def waited_seconds(self) -> float:
+        """How long this process has waited for its samples so far."""
+        return self.feed.waited_seconds
 
-    def gradients(self, step: int) -> StepNumbers:
-        """Compute every worker's gradient and reduce them to their mean."""
+    def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
+        """The training samples of one worker in one step, and their epochs."""
+        start = self.feed.position(step, worker)
+        indices, epochs = self.feed.stream.take(start, start + self._recipe.worker_batch)
+        return indices.tolist(), epochs.tolist()
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self.feed.close()
+
+    def gradients(self, step: int, signal: int) -> StepNumbers:
+        """Compute every worker's gradient and reduce them to their mean; tell all processes of a signal sent here."""
         rows: list[Tensor] = []
         weights: list[Gathered] = []
 
@@ -142,7 +160,8 @@ class DataParallel:
         self.model.check_fixed_buffers()
         if len(self._reduction.buckets) == 1:
             self._reduction.launch(self._reduction.buckets[0])
-        gathered = self._team.gather_rows(torch.stack(rows), self._counts)
+        signals = rows[0].new_full((len(rows), 1), signal)
+        gathered = self._team.gather_rows(torch.cat([torch.stack(rows), signals], 1), self._counts)
         self._reduction.finish(self._mean(weights))
         measured = self._measures or self._recipe.clip_norm is not None
         return StepNumbers(gathered, self._clipped() if measured else None)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
+import socket
+import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,14 +20,18 @@ from torch import Tensor
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import PlacementError
 
+INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo's own setting
+SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
+
 
 @dataclass(frozen=True)
 class Team:
-    """This process's number, how many there are, and its device."""
+    """This process's number, how many there are, its device, and how many are on this machine."""
 
     rank: int
     size: int
     device: torch.device
+    here: int = 1
 
     @property
     def leads(self) -> bool:
@@ -104,6 +112,45 @@ def import_before_joining() -> None:
     importlib.import_module("torch._dynamo")
 
 
+def choose_interface() -> None:
+    """Have gloo listen where the other processes of the job can reach it, unless the user chose an interface.
+
+    Left alone, gloo listens on the address of this machine's host name. That is often a loopback address (Debian writes
+    127.0.1.1 into /etc/hosts, containers 127.0.0.1), and then processes on other machines are told to connect to
+    themselves.
+    """
+    if INTERFACE not in os.environ and "MASTER_ADDR" in os.environ:
+        interface = interface_towards(os.environ["MASTER_ADDR"])
+        if interface is not None:
+            os.environ[INTERFACE] = interface
+
+
+def interface_towards(host: str) -> str | None:
+    """The network interface with the IPv4 address that `host` sees this machine under; None when that is unknown.
+
+    An address of this machine leads to the interface that carries it, although packets to it go through loopback: the
+    machine that others know as the master listens where they look for it.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # finds the route and sends nothing
+            mine = probe.getsockname()[0]
+            names = [name for _, name in socket.if_nameindex()]
+            return next((name for name in names if _address(probe, name) == mine), None)
+    except (OSError, UnicodeError):  # no route, only IPv6, or not a host name
+        return None
+
+
+def _address(probe: socket.socket, interface: str) -> str | None:
+    try:
+        answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", interface.encode()))
+    except OSError:  # it has none
+        return None
+    return socket.inet_ntoa(answer[20:24])
+
+
 @contextmanager
 def joined(device_name: DeviceName) -> Iterator[Team]:
     """The team of this process: alone, or of the job it was started in."""
@@ -116,11 +163,13 @@ def joined(device_name: DeviceName) -> Iterator[Team]:
     owner = not dist.is_initialized()
     if owner:
         import_before_joining()
+        choose_interface()
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         own = device if device.type == "cuda" else None
         dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=own)
     try:
-        yield Team(dist.get_rank(), dist.get_world_size(), device)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        yield Team(dist.get_rank(), dist.get_world_size(), device, here)
     finally:
         if owner:
             dist.destroy_process_group()

@@ -7,49 +7,15 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from scalewise.engine import streams
+from scalewise.engine.feed import Feed
 from scalewise.engine.flat import sum_of_squares
 from scalewise.engine.model import PlacedModel
-from scalewise.engine.samples import Samples
 from scalewise.recipe import Recipe
-from scalewise.tasks.task import Batch, Loss, Task
+from scalewise.tasks.task import Loss, Task
 
 Ready = Callable[[int, Tensor], None]  # (number of the parameter, this worker's gradient of it)
-
-
-class Feed:
-    """Batches of the training stream, on the device and in the layout of the recipe."""
-
-    def __init__(self, task: Task, recipe: Recipe, samples: Samples, device: torch.device) -> None:
-        self.stream = streams.SampleStream(len(samples), recipe.seed)
-        self._task, self._recipe, self._samples, self._device = task, recipe, samples, device
-
-    def position(self, step: int, worker: int, micro: int = 0) -> int:
-        """Where in the stream this micro batch begins."""
-        recipe = self._recipe
-        return step * recipe.global_batch + worker * recipe.worker_batch + micro * recipe.rows
-
-    def batch(self, step: int, worker: int, micro: int) -> Batch:
-        """One micro batch."""
-        start = self.position(step, worker, micro)
-        indices, epochs = self.stream.take(start, start + self._recipe.rows)
-        batch = self._samples.fetch(indices, epochs)
-        if self._task.augment is not None:
-            batch = self._task.augment(batch, streams.sample_keys(self._recipe.seed, epochs, indices))
-        return placed(batch, self._device, self._recipe.layout)
-
-
-def placed(batch: Batch, device: torch.device, layout: str) -> Batch:
-    """A batch on the device, images in the recipe's memory layout."""
-
-    def move(leaf: Tensor) -> Tensor:
-        if layout == "channels_last" and leaf.ndim == 4:
-            return leaf.to(device, non_blocking=True, memory_format=torch.channels_last)
-        return leaf.to(device, non_blocking=True)
-
-    return tree_map(move, batch)
 
 
 def precision(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:

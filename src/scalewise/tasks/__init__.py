@@ -71,4 +71,9 @@ BUILT_IN: dict[str, BuiltIn] = {
         "60,000 images, 170 MB",
         "CIFAR10",
     ),
+    "images": BuiltIn(
+        "scalewise.tasks.images:images",
+        "your photographs, VGG-like CNN (--set folder=DIR --set size=64 --set width=16)",
+        "a folder per class, JPEG or PNG",
+    ),
 }

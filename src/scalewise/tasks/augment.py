@@ -41,13 +41,10 @@ def crop(padding: int) -> Change:
     """Shift images by up to `padding` pixels in both directions; what comes in is zero."""
 
     def change(images: Tensor, keys: Tensor) -> Tensor:
-        samples, channels, height, width = images.shape
         padded = F.pad(images, [padding] * 4)
-        rows = draw(keys, 0, 2 * padding + 1).to(images.device).view(-1, 1) + _range(height, images)  # (sample, row)
-        columns = draw(keys, 1, 2 * padding + 1).to(images.device).view(-1, 1) + _range(width, images)
-        row_index = rows.view(samples, 1, height, 1).expand(-1, channels, -1, padded.shape[3])
-        column_index = columns.view(samples, 1, 1, width).expand(-1, channels, height, -1)
-        return padded.gather(2, row_index).gather(3, column_index)
+        windows = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)  # (sample, channel, top, left, …)
+        top, left = (draw(keys, number, 2 * padding + 1).to(images.device) for number in range(2))
+        return windows[torch.arange(len(images), device=images.device), :, top, left]
 
     return change
 

@@ -115,6 +115,10 @@ def _arguments(spec: str, factory: Callable[..., Any], settings: Sequence[str]) 
             flag = "takes no --data" if name == "data" else f"has no setting {name!r}"
             raise TaskError(f"task {spec} {flag}; its settings are: {known}")
         arguments[name] = _convert(name, text, signature.parameters[name])
+    for name, parameter in signature.parameters.items():
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not variadic and name not in arguments:
+            raise TaskError(f"task {spec} needs a value for {name!r}, got none; add --set {name}=…")
     return arguments
 
 

@@ -1,0 +1,120 @@
+"""The batches of this process's workers, in the order in which the steps need them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from scalewise.engine import loaders, streams
+from scalewise.engine.loaders import Request
+from scalewise.engine.samples import Samples
+from scalewise.recipe import Recipe
+from scalewise.tasks.task import Batch, Task
+
+Place = tuple[int, int, int]  # (step, worker, micro batch)
+AHEAD = 2
+
+
+class Feed:
+    """Batches of the training stream, on the device and in the layout of the recipe."""
+
+    def __init__(
+        self, task: Task, recipe: Recipe, samples: Samples, device: torch.device, workers: range, loaders: int
+    ) -> None:
+        """Nothing is loaded before the first batch is asked for.
+
+        Arguments:
+            task, recipe, samples, device: what is trained, how, on which samples and where.
+            workers: the workers of this process.
+            loaders: loader processes, for data that are not in memory.
+        """
+        self.stream = streams.SampleStream(len(samples), recipe.seed)
+        self.waited_seconds = 0.0
+        self._task, self._recipe, self._samples, self._device = task, recipe, samples, device
+        self._workers, self._loaders = workers, loaders
+        self._batches: Iterator[Batch] = iter(())
+        self._next: Iterator[Place] = iter(())
+
+    def position(self, step: int, worker: int, micro: int = 0) -> int:
+        """Where in the stream this micro batch begins."""
+        recipe = self._recipe
+        return step * recipe.global_batch + worker * recipe.worker_batch + micro * recipe.rows
+
+    def batch(self, step: int, worker: int, micro: int) -> Batch:
+        """One micro batch; the time until it is there counts as waited."""
+        began = time.perf_counter()
+        if next(self._next, None) != (step, worker, micro):  # the first batch, or that after a resume
+            self._open((step, worker, micro))
+        batch = next(self._batches)
+        self.waited_seconds += time.perf_counter() - began
+        return batch
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self._batches = iter(())
+
+    def _open(self, start: Place) -> None:
+        self._next = self._places(start)
+        assert next(self._next) == start
+        prepared = self._prepared(self._places(start))
+        self._batches = prepared if self._device.type == "cpu" else ahead(prepared)
+
+    def _places(self, start: Place) -> Iterator[Place]:
+        """From one micro batch of this process to its last one."""
+        steps = range(start[0], self._recipe.total_steps(len(self._samples)))
+        micro_batches = range(self._recipe.micro_batches)
+        everything = ((step, worker, micro) for step in steps for worker in self._workers for micro in micro_batches)
+        return (place for place in everything if place >= start)
+
+    def _prepared(self, places: Iterator[Place]) -> Iterator[Batch]:
+        """Batches fetched, augmented and moved to the device."""
+        waiting: deque[Request] = deque()
+
+        def requests() -> Iterator[Request]:
+            for place in places:
+                start = self.position(*place)
+                waiting.append(self.stream.take(start, start + self._recipe.rows))
+                yield waiting[-1]
+
+        for batch in fetched(self._samples, requests(), self._loaders, self._device):
+            indices, epochs = waiting.popleft()
+            if self._task.augment is not None:
+                batch = self._task.augment(batch, streams.sample_keys(self._recipe.seed, epochs, indices))
+            yield placed(batch, self._device, self._recipe.layout)
+
+
+def fetched(samples: Samples, requests: Iterable[Request], loader_count: int, device: torch.device) -> Iterator[Batch]:
+    """The requested batches: from memory, from loader processes, or from this process when there are none."""
+    if samples.in_memory or loader_count == 0:
+        return (samples.fetch(*request) for request in requests)
+    return loaders.load(samples, requests, loader_count, pin_memory=device.type == "cuda")
+
+
+def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, prepared by a thread while an accelerator computes.
+
+    On a CPU the thread takes from the step what it gives to it (measured: docs/log.md), so it is not used there.
+    """
+    end = object()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = deque(thread.submit(next, batches, end) for _ in range(AHEAD))
+        while (batch := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(next, batches, end))
+            yield batch
+
+
+def placed(batch: Batch, device: torch.device, layout: str) -> Batch:
+    """A batch on the device, images in the recipe's memory layout."""
+
+    def move(leaf: Tensor) -> Tensor:
+        if layout == "channels_last" and leaf.ndim == 4:
+            return leaf.to(device, non_blocking=True, memory_format=torch.channels_last)
+        return leaf.to(device, non_blocking=True)
+
+    return tree_map(move, batch)
