@@ -65,3 +65,11 @@ def test_the_command_gives_one_hash(scalewise, known, processes):
     assert result["processes"] == processes
     assert result["exact"] is True
     assert result["weights_sha256"] == known.setdefault("command", result["weights_sha256"])
+
+
+def test_real_images_give_one_hash(scalewise, data):
+    """With augmentation and batch norm; folders of photographs: tests/test_images.py."""
+    flags = ["--data", data, "--workers", 3, "--worker-batch", 16, "--steps", 5, "--json", "--quiet"]
+    found = [scalewise("train", "cifar10-small", *flags, "--processes", processes).json for processes in (1, 2, 3)]
+    assert len({result["weights_sha256"] for result in found}) == 1
+    assert found[0]["test"] == found[1]["test"] == found[2]["test"]

@@ -26,12 +26,18 @@ app.command("scalewise.cli.train:train", name="train", help="Train a task with a
 app.command("scalewise.cli.tasks:tasks", name="tasks", help="What is built in, and where its data is.")
 
 
+# How long a computing thread waits for its siblings before it sleeps, read when torch is loaded. The default, about a
+# millisecond, costs a whole time slice whenever loaders or other programs keep a core busy: docs/log.md has figures.
+SPINS = "2000"
+
+
 class Terminated(BaseException):
     """SIGTERM arrived."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     signal.signal(signal.SIGTERM, _terminate)
     if arguments is not None:
         sys.argv[1:] = arguments  # other processes are started with the same words
