@@ -42,8 +42,9 @@ SMALL = ["--set", "size=16", "--set", "width=4", "--worker-batch", "6"]
 
 
 def test_a_folder_is_learned(scalewise, tmp_path):
-    settings = ["--set", f"folder={photographs(tmp_path / 'many', 40)}", "--set", "bn=false"]
-    result = scalewise("train", "images", *SMALL, *settings, "--epochs", 12, "--json", "--quiet").json
+    settings = ["--set", f"folder={photographs(tmp_path / 'many', 40)}", "--set", "size=16", "--set", "width=8"]
+    flags = ["--worker-batch", 12, "--epochs", 15, "--threads", 1, "--json", "--quiet"]
+    result = scalewise("train", "images", *settings, *flags).json
     assert result["test"]["accuracy"] > 0.9
 
 
