@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## Show the targets
@@ -30,5 +30,16 @@ format: .venv/ready  ## Rewrite the code in the project's format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+# The peers have an environment of their own, so that none of them is needed to develop.
+.venv-bench/ready: pyproject.toml constraints.txt benchmarks/peers.txt
+	$(PYTHON) -m venv .venv-bench
+	@.venv-bench/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e . -r benchmarks/peers.txt \
+	  > .venv-bench/install.log 2>&1 \
+	  || { echo "the peers in benchmarks/peers.txt could not be installed; see .venv-bench/install.log"; exit 2; }
+	@touch $@
+
+bench: .venv-bench/ready  ## Measure speed against other tools into benchmarks/results/ (BENCH='--rounds 5' to shorten)
+	@.venv-bench/bin/python benchmarks/speed.py $(BENCH)
+
 clean:  ## Remove what the other targets made
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-bench runs .pytest_cache .mypy_cache .ruff_cache
