@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from scalewise import Task
+from scalewise.engine.memory import keep_freed_memory
 
 ROUND_SECONDS = 0.3
 LEAST_STEPS = 3
@@ -24,7 +23,6 @@ WARM_UP_STEPS = 3  # at the start of every round, not timed: caches are cold aft
 WARM_UP_CYCLES = 2
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h has them
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,7 @@ def interleave(
         cycles: how many count, after some that do not.
         slowest: the largest of all processes' values; called by all, so that rounds start together.
     """
-    keep_memory()
+    keep_freed_memory()  # scalewise does; here it helps all alike, and nobody pays for how the shared heap lies
     with ExitStack() as stack:
         failures: dict[str, str] = {}
         rounds: dict[str, Round] = {}
@@ -181,18 +179,6 @@ def interleave(
                     if cycle >= WARM_UP_CYCLES:
                         measured.add(name, seconds)
     return measured
-
-
-def keep_memory() -> None:
-    """Have the C library keep freed memory instead of returning it.
-
-    Otherwise the page faults of getting it back, up to a fifth of a step, fall on whichever contestant happens to lie
-    behind the others in the heap that all of them share. Only glibc is known to need it.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        library = ctypes.CDLL(None)
-        library.mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the most that it takes
-        library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _steps(
@@ -216,6 +202,19 @@ def _round(round: Round, steps: int, threads: int, slowest: Callable[[float], fl
 def _turned(names: list[str], cycle: int) -> list[str]:
     start = cycle % len(names)
     return names[start:] + names[:start]
+
+
+def pooled(parts: Sequence[Measured]) -> Measured:
+    """All rounds of several measurements, in which everything was built anew and lay elsewhere in memory."""
+    whole = Measured(parts[0].steps)
+    for part in parts:
+        whole.failures |= part.failures
+        for name, seconds in part.seconds.items():
+            whole.seconds.setdefault(name, []).extend(seconds)
+            whole.cpu_seconds.setdefault(name, []).extend(part.cpu_seconds[name])
+    for name in whole.failures:
+        whole.seconds.pop(name, None)
+    return whole
 
 
 @contextmanager

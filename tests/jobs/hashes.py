@@ -53,7 +53,7 @@ PLACEMENTS = {
 
 def main(workers: int, names: list[str]) -> None:
 
-    flat.BUCKET_BYTES = 1 << 20
+    flat.BUCKET_BYTES = 256 << 10
     import_before_joining()
     dist.init_process_group("gloo")
     found = {}

@@ -27,8 +27,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scalewise.engine.loop import Progress, Training
-from scalewise.engine.strategy import StateEntry
 from scalewise.engine.team import Team
+from scalewise.engine.update import StateEntry
 from scalewise.errors import CheckpointError
 
 FORMAT = 1

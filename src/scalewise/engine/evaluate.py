@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -41,15 +43,15 @@ def evaluate(
             streams.seed_everything(streams.key("evaluate", recipe.seed, start), team.device)
             with precision(recipe, team.device):
                 loss = task.evaluate(model.module, placed(batch, team.device, recipe.layout))
-            if not loss.total.isfinite():
+            pairs = loss.pairs()
+            if not math.isfinite(pairs["loss"][0]):
                 check_finite(samples, indices.tolist(), [0] * len(indices), what)
-            names = ["loss", *loss.metrics]
-            pairs = [(loss.total, loss.weight), *loss.metrics.values()]
-            rows.append(numbers_tensor([number for pair in pairs for number in pair], team.device))
+            names = [*pairs]
+            rows.append([number for pair in pairs.values() for number in pair])
     finally:
         model.module.train()
     names, width = _agree(names, team)
-    table = torch.stack(rows) if rows else numbers_tensor([], team.device).reshape(0, width)
+    table = numbers_tensor(rows, team.device).view(len(rows), width)
     counts = [len(starts[process :: team.size]) for process in range(team.size)]
     return _means(names, team.gather_rows(table, counts).wait(), counts)
 

@@ -117,4 +117,6 @@ def placed(batch: Batch, device: torch.device, layout: str) -> Batch:
             return leaf.to(device, non_blocking=True, memory_format=torch.channels_last)
         return leaf.to(device, non_blocking=True)
 
+    if isinstance(batch, tuple) and all(isinstance(part, Tensor) for part in batch):
+        return tuple(map(move, batch))  # what it mostly is, without walking a tree
     return tree_map(move, batch)

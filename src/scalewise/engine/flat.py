@@ -16,7 +16,8 @@ from torch import Tensor
 from scalewise.engine.tree import FoldPlan
 
 CHUNK = 2048
-BUCKET_BYTES = 4 << 20
+ALIGNMENT = 64  # bytes: where torch itself puts a tensor, and kernels may look at that
+BUCKET_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class FlatLayout:
         self.parameters_stop = cursor
         cursor = self._place(averages, cursor)
         stride = CHUNK * processes
-        self.size = -(-cursor // stride) * stride
+        self.size = _round_up(cursor, stride)
         self.processes = processes
         example = next(iter(self.tensors.values()))
         self.dtype, self.device = example.dtype, example.device
@@ -61,8 +62,9 @@ class FlatLayout:
     def _place(self, tensors: Mapping[str, Tensor], cursor: int) -> int:
         for name, tensor in tensors.items():
             self.starts[name] = cursor
-            cursor += tensor.numel()
-        return -(-cursor // CHUNK) * CHUNK
+            elements = ALIGNMENT // tensor.element_size()
+            cursor = _round_up(cursor + tensor.numel(), elements)
+        return _round_up(cursor, CHUNK)
 
     def new(self) -> Tensor:
         """An empty flat vector."""
@@ -74,6 +76,17 @@ class FlatLayout:
             flat[start : start + tensor.numel()].as_strided(tensor.size(), tensor.stride())
             for start, tensor in zip(self.starts.values(), self.tensors.values(), strict=True)
         ]
+
+    def adopt(self, flat: Tensor) -> None:
+        """Move the tensors into their places in `flat`, so that they and it are the same memory."""
+        for tensor, place in zip(self.tensors.values(), self.views(flat), strict=True):
+            place.copy_(tensor.detach())
+            tensor.data = place
+
+    def parameter_stretches(self, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The parts of some ranges in which parameters lie, as long as possible."""
+        cut = [(low, min(high, self.parameters_stop)) for low, high in _merge(ranges)]
+        return [(low, high) for low, high in cut if low < high and self.pieces([(low, high)])]
 
     def buckets(self) -> list[Bucket]:
         """From the last parameters, which backward reaches first, to the first."""
@@ -93,6 +106,10 @@ class FlatLayout:
                 if first < last:
                     found.append(Piece(name, first - start, last - start, first))
         return found
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
 
 
 def _merge(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ from scalewise import schedules
 from scalewise.engine import team as teams
 from scalewise.engine.evaluate import evaluate, means
 from scalewise.engine.labels import check_labels
+from scalewise.engine.memory import keep_freed_memory
 from scalewise.engine.model import sha256
 from scalewise.engine.numerics import numerics
 from scalewise.engine.placement import Placement, available_cores, check_processes, loader_processes
@@ -99,6 +100,8 @@ class Training:
         with ExitStack() as stack:
             self.team = stack.enter_context(teams.joined(self.placement.device))
             check_processes(self.team.size, self.recipe)
+            if self.team.device.type == "cpu":
+                keep_freed_memory()
             stack.enter_context(numerics(self.recipe, self.team.device, self.placement.exact))
             self._build()
             stack.callback(self.strategy.close)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import IterableDataset, default_collate
 
 from scalewise.engine import streams
@@ -42,7 +42,8 @@ class TensorSamples:
 
     def __init__(self, tree: Data, what: str) -> None:
         self.tree = tree_map(_as_tensor, tree)
-        leaves = tree_flatten(self.tree)[0]
+        leaves, self._structure = tree_flatten(self.tree)
+        self._leaves = leaves
         if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
             kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
             raise TaskError(f"{what} data must be tensors (or a map-style Dataset), got {kinds}")
@@ -58,7 +59,8 @@ class TensorSamples:
 
     def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
         """Rows of every tensor."""
-        return tree_map(lambda leaf: leaf.index_select(0, indices.to(leaf.device)), self.tree)
+        rows = [leaf.index_select(0, indices if leaf.is_cpu else indices.to(leaf.device)) for leaf in self._leaves]
+        return tree_unflatten(rows, self._structure)
 
     def describe(self, index: int) -> str:
         """The number."""

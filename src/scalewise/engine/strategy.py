@@ -11,30 +11,17 @@ from torch import Tensor
 
 from scalewise.engine import reductions
 from scalewise.engine.feed import Feed
-from scalewise.engine.flat import Bucket, FlatLayout, Piece, in_memory_order
+from scalewise.engine.flat import Bucket, FlatLayout
 from scalewise.engine.model import PlacedModel
 from scalewise.engine.placement import Placement, loader_processes
 from scalewise.engine.reductions.protocol import Scale
 from scalewise.engine.samples import Samples
 from scalewise.engine.team import Gathered, Team
 from scalewise.engine.tree import share
-from scalewise.engine.workers import Workers
-from scalewise.optim import OPTIMIZERS
+from scalewise.engine.update import FlatOptimizer, Reader, StateEntry
+from scalewise.engine.workers import Workers, numbers_tensor
 from scalewise.recipe import Recipe
-from scalewise.tasks.task import Task
-
-
-@dataclass(frozen=True)
-class StateEntry:
-    """A part of the training state: elements [start, start + len) of the tensor `name`, which has `shape`."""
-
-    name: str
-    tensor: Tensor
-    start: int
-    shape: tuple[int, ...]
-
-
-Reader = Callable[[str, int, int], Tensor]  # (name, start, stop) -> those elements, one-dimensional
+from scalewise.tasks.task import Number, Task
 
 
 @dataclass(frozen=True)
@@ -93,29 +80,18 @@ class DataParallel:
         self._measures = placement.noise and self._groups > 1
         self._weight_is_samples = task.weight_is_samples
 
-        self._layout = FlatLayout(self.model.parameters, self.model.averages, team.size)
+        self._averages = [*self.model.averages.values()] if recipe.workers > 1 else []
+        averages = self.model.averages if recipe.workers > 1 else {}  # one worker's are the model's own
+        self._layout = FlatLayout(self.model.parameters, averages, team.size)
+        self._weights = self._layout.new()  # the parameters, and places for the averages on their way
+        self._layout.adopt(self._weights)
         self._fold, self._reduction = reductions.build(placement, self._layout, team, recipe.workers)
         self._overlap = _Overlap(self._layout, self._reduction.buckets, self._reduction.launch)
         if len(self._reduction.buckets) > 1:
             self.workers.listen()
-        self._sums = self._layout.views(self._reduction.sum)
-        self._build_optimizer()
-
-    def _build_optimizer(self) -> None:
-        parameters = self.model.parameters
-        if self._reduction.spreads:
-            pieces = self._layout.pieces(self._reduction.owned)
-            self._pieces = [piece for piece in pieces if piece.name in parameters]
-            self._updated = [_leaf(parameters[piece.name], piece) for piece in self._pieces]
-            self._state_flat = self._layout.new()
-            self._state_views = self._layout.views(self._state_flat)
-        else:
-            self._pieces = [
-                Piece(name, 0, parameter.numel(), self._layout.starts[name]) for name, parameter in parameters.items()
-            ]
-            self._updated = [*parameters.values()]
-        build = OPTIMIZERS[self._recipe.optimizer]
-        self.optimizer = build(self._updated, self._recipe) if self._updated else None
+        self._optimizer = FlatOptimizer(recipe, self._layout, self._weights, self._reduction.owned)
+        source = self._weights if self._reduction.spreads else self._reduction.sum
+        self._new_averages = self._layout.views(source)[len(self.model.parameters) :]
 
     @property
     def metric_names(self) -> list[str]:
@@ -139,14 +115,15 @@ class DataParallel:
 
     def gradients(self, step: int, signal: int) -> StepNumbers:
         """Compute every worker's gradient and reduce them to their mean; tell all processes of a signal sent here."""
-        rows: list[Tensor] = []
+        rows: list[list[Number]] = []
         weights: list[Gathered] = []
 
-        def gather_weights(last_weight: Tensor) -> None:
-            known = torch.stack([*(row[1] for row in rows), last_weight])
-            weights.append(self._team.gather_rows(known.unsqueeze(1), self._counts))
+        def gather_weights(last_weight: Number) -> None:
+            known = [[row[1]] for row in rows] + [[last_weight]]
+            weights.append(self._team.gather_rows(numbers_tensor(known, self._team.device), self._counts))
 
-        self.model.remember_buffers()
+        if len(self._mine) > 1:
+            self.model.remember_buffers()
         for leaf, worker in enumerate(self._mine):
             if leaf:
                 self.model.restore_buffers()
@@ -154,14 +131,13 @@ class DataParallel:
             ready = self._when_ready(leaf) if last and len(self._reduction.buckets) > 1 else None
             forwarded = gather_weights if last and not self._weight_is_samples else None
             gradients, numbers = self.workers.gradient(step, worker, self._measures, ready, forwarded)
-            rows.append(numbers)
+            rows.append([*numbers, signal])
             if ready is None:
-                self._fold.put(leaf, [*gradients, *self.model.averages.values()])
+                self._fold.put(leaf, [*gradients, *self._averages])
         self.model.check_fixed_buffers()
         if len(self._reduction.buckets) == 1:
             self._reduction.launch(self._reduction.buckets[0])
-        signals = rows[0].new_full((len(rows), 1), signal)
-        gathered = self._team.gather_rows(torch.cat([torch.stack(rows), signals], 1), self._counts)
+        gathered = self._team.gather_rows(numbers_tensor(rows, self._team.device), self._counts)
         self._reduction.finish(self._mean(weights))
         measured = self._measures or self._recipe.clip_norm is not None
         return StepNumbers(gathered, self._clipped() if measured else None)
@@ -173,7 +149,7 @@ class DataParallel:
 
         def ready(number: int, gradient: Tensor) -> None:
             if self._overlap.untouched:  # the averages were complete after forward
-                for offset, buffer in enumerate(self.model.averages.values()):
+                for offset, buffer in enumerate(self._averages):
                     self._fold.put_one(leaf, first_average + offset, buffer)
                     self._overlap.done(first_average + offset)
             self._fold.put_one(leaf, number, gradient)
@@ -206,82 +182,25 @@ class DataParallel:
                 self._reduction.sum[start : min(stop, self._layout.parameters_stop)].mul_(coefficient)
         return square
 
+    @torch.no_grad()
     def update(self, lr: float) -> None:
         """Change the weights and the averaged buffers."""
+        self._optimizer.step(self._reduction.sum, lr)
         if self._reduction.spreads:
-            self._update_and_publish(lr)
-            return
-        for parameter, gradient in zip(self._updated, self._sums, strict=False):
-            parameter.grad = gradient
-        self._optimize(lr)
-        averages = [*self.model.averages.values()]
-        if averages:
-            torch._foreach_copy_(averages, self._sums[len(self._updated) :])
-
-    def _optimize(self, lr: float) -> None:
-        if self.optimizer is None:
-            return
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-
-    @torch.no_grad()
-    def _update_and_publish(self, lr: float) -> None:
-        total = self._reduction.sum
-        for updated, piece in zip(self._updated, self._pieces, strict=True):
-            updated.grad = total[piece.flat_start : piece.flat_start + len(updated)]
-        self._optimize(lr)
-        for start, stop in self._reduction.owned:
-            self._state_flat[start:stop] = total[start:stop]  # the averaged buffers; parameters follow
-        for updated, piece in zip(self._updated, self._pieces, strict=True):
-            self._state_flat[piece.flat_start : piece.flat_start + len(updated)] = updated
-        self._reduction.publish(self._state_flat)
-        torch._foreach_copy_([*self._layout.tensors.values()], self._state_views)
+            for start, stop in self._reduction.owned:
+                first = max(start, self._layout.parameters_stop)  # the averages; the parameters are there already
+                self._weights[first:stop] = self._reduction.sum[first:stop]
+            self._reduction.publish(self._weights)
+        if self._averages:
+            torch._foreach_copy_(self._averages, self._new_averages)
 
     def state(self) -> list[StateEntry]:
-        """Optimizer state by `optimizer.<kind>.<parameter>`: what this process has, and need not share."""
-        if self.optimizer is None or not (self._reduction.spreads or self._team.leads):
-            return []
-        entries = []
-        for tensor, piece in zip(self._updated, self._pieces, strict=True):
-            shape = tuple(self.model.parameters[piece.name].shape)
-            for kind, value in self.optimizer.state[tensor].items():
-                name = f"optimizer.{kind}.{piece.name}"
-                if isinstance(value, Tensor) and value.shape == tensor.shape:
-                    entries.append(StateEntry(name, in_memory_order(value), piece.start, shape))
-                elif isinstance(value, Tensor) and piece.start == 0:
-                    entries.append(StateEntry(name, value.flatten(), 0, tuple(value.shape)))
-        return entries
+        """The optimizer's state: what this process has, and need not share."""
+        return self._optimizer.state() if self._reduction.spreads or self._team.leads else []
 
     def load_state(self, names: Iterable[str], read: Reader) -> None:
         """Fill the optimizer's state for what this process updates."""
-        stored: dict[str, list[str]] = {}
-        for name in names:
-            if name.startswith("optimizer."):
-                _, kind, parameter = name.split(".", 2)
-                stored.setdefault(parameter, []).append(kind)
-        states = [
-            {
-                kind: self._restored(f"optimizer.{kind}.{piece.name}", tensor, piece, kind, read)
-                for kind in stored.get(piece.name, [])
-            }
-            for tensor, piece in zip(self._updated, self._pieces, strict=True)
-        ]
-        for tensor, state in zip(self._updated, states, strict=True):
-            assert self.optimizer is not None
-            self.optimizer.state[tensor].update(state)
-
-    def _restored(self, name: str, tensor: Tensor, piece: Piece, kind: str, read: Reader) -> Tensor:
-        if kind == "step":
-            return read(name, 0, 1).reshape(())
-        value = torch.empty_like(tensor)
-        in_memory_order(value).copy_(read(name, piece.start, piece.stop))
-        return value
-
-
-def _leaf(parameter: Tensor, piece: Piece) -> Tensor:
-    """A piece of a parameter as a tensor of its own that shares its memory."""
-    return in_memory_order(parameter.detach())[piece.start : piece.stop].requires_grad_()
+        self._optimizer.load(names, read)
 
 
 class _Overlap:

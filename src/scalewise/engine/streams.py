@@ -60,23 +60,25 @@ class SampleStream:
     def __init__(self, samples: int, seed: int) -> None:
         self.samples = samples
         self.seed = seed
-        self._permutations: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._permutations: OrderedDict[int, Tensor] = OrderedDict()
 
     def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Sample numbers and epoch numbers of stream positions [start, stop)."""
-        indices, epochs = [], []
+        parts = []
         while start < stop:
             epoch, place = divmod(start, self.samples)
             count = min(stop - start, self.samples - place)
-            indices.append(self._permutation(epoch)[place : place + count])
-            epochs.append(np.full(count, epoch))
+            parts.append((self._permutation(epoch)[place : place + count], torch.full((count,), epoch)))
             start += count
-        return torch.from_numpy(np.concatenate(indices)), torch.from_numpy(np.concatenate(epochs))
+        if len(parts) == 1:
+            return parts[0]
+        indices, epochs = zip(*parts, strict=True)
+        return torch.cat(indices), torch.cat(epochs)
 
-    def _permutation(self, epoch: int) -> np.ndarray:
+    def _permutation(self, epoch: int) -> Tensor:
         if epoch not in self._permutations:
             generator = np.random.Generator(np.random.PCG64(key("order", self.seed, epoch)))
-            self._permutations[epoch] = generator.permutation(self.samples)
+            self._permutations[epoch] = torch.from_numpy(generator.permutation(self.samples))
             if len(self._permutations) > 2:
                 self._permutations.popitem(last=False)
         return self._permutations[epoch]

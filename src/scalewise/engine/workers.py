@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -13,7 +14,7 @@ from scalewise.engine.feed import Feed
 from scalewise.engine.flat import sum_of_squares
 from scalewise.engine.model import PlacedModel
 from scalewise.recipe import Recipe
-from scalewise.tasks.task import Loss, Task
+from scalewise.tasks.task import Loss, MeanLoss, Number, Task
 
 Ready = Callable[[int, Tensor], None]  # (number of the parameter, this worker's gradient of it)
 
@@ -60,8 +61,8 @@ class Workers:
         worker: int,
         measure: bool,
         ready: Ready | None = None,
-        forwarded: Callable[[Tensor], None] | None = None,
-    ) -> tuple[list[Tensor], Tensor]:
+        forwarded: Callable[[Number], None] | None = None,
+    ) -> tuple[list[Tensor], list[Number]]:
         """The gradients of one worker, scaled by 1 ÷ worker batch, and its numbers.
 
         Arguments:
@@ -74,12 +75,12 @@ class Workers:
         """
         recipe = self._recipe
         streams.seed_everything(streams.key("worker", recipe.seed, step, worker), self._device)
-        numbers: Tensor | None = None
+        numbers: list[Number] = []
         gradients: list[Tensor] = []
         for micro in range(recipe.micro_batches):
             loss = self._forward(step, worker, micro)
             row = self._row(loss)
-            numbers = row if numbers is None else numbers + row
+            numbers = [sum(pair) for pair in zip(numbers, row, strict=True)] if micro else row
             last = micro == recipe.micro_batches - 1
             if last and forwarded is not None:
                 forwarded(numbers[1])
@@ -88,44 +89,41 @@ class Workers:
                 numbers[2] += self._square_norm(gradients) * (recipe.worker_batch / row[1]) ** 2
             if self._sums and not (last and ready):
                 (torch._foreach_add_ if micro else torch._foreach_copy_)(self._sums, gradients)
-        assert numbers is not None
         return self._sums or gradients, numbers
 
-    def _forward(self, step: int, worker: int, micro: int) -> Loss:
+    def _forward(self, step: int, worker: int, micro: int) -> Loss | MeanLoss:
         batch = self._feed.batch(step, worker, micro)
         with precision(self._recipe, self._device):
             return self._task.evaluate(self._model.call, batch, self._recipe.label_smoothing)  # type: ignore[arg-type]
 
-    def _backward(self, loss: Loss, ready: Ready | None) -> list[Tensor]:
+    def _backward(self, loss: Loss | MeanLoss, ready: Ready | None) -> list[Tensor]:
         for parameter in self._parameters:
             parameter.grad = None
-        self._ready, self._waiting = ready, set(range(len(self._parameters))) if ready else set()
+        if ready is not None:
+            self._ready, self._waiting = ready, set(range(len(self._parameters)))
         loss.backward(self._recipe.worker_batch)
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        for number in sorted(self._waiting):  # the loss did not depend on these
-            self._tell(number, gradients[number])
-        self._ready = None
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        if ready is not None:
+            for number in sorted(self._waiting):  # the loss did not depend on these
+                self._tell(number, gradients[number])
+            self._ready = None
         return gradients
 
-    def _row(self, loss: Loss) -> Tensor:
-        self.metric_names = [*loss.metrics]
-        values = [loss.total.detach(), loss.weight, 0.0]
-        for total, weight in loss.metrics.values():
-            values += [total, weight]
-        return numbers_tensor(values, self._device)
+    def _row(self, loss: Loss | MeanLoss) -> list[Number]:
+        pairs = loss.pairs()
+        first, *others = pairs.values()
+        self.metric_names = [*pairs][1:]
+        return [*first, 0.0, *itertools.chain(*others)]
 
-    def _square_norm(self, gradients: list[Tensor]) -> Tensor:
-        return sum_of_squares(torch.stack([*torch._foreach_norm(gradients)]))
+    def _square_norm(self, gradients: list[Tensor]) -> Number:
+        square = sum_of_squares(torch.stack([*torch._foreach_norm(gradients)]))
+        return float(square) if square.is_cpu else square
 
 
-def numbers_tensor(values: list[Tensor | float], device: torch.device) -> Tensor:
-    """Numbers and one-element tensors as one float64 vector (float32 on MPS, which has no float64)."""
+def numbers_tensor(rows: Sequence[Sequence[Number]], device: torch.device) -> Tensor:
+    """Rows of numbers and one-element tensors as one float64 matrix (float32 on MPS, which has no float64)."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    if device.type == "cpu":
-        return torch.tensor([float(value) for value in values], dtype=dtype)
-    if not values:
-        return torch.empty(0, dtype=dtype, device=device)
-    return torch.stack([torch.as_tensor(value, dtype=dtype, device=device).detach() for value in values])
+    if device.type == "cpu" or not rows:
+        return torch.tensor([[float(value) for value in row] for row in rows], dtype=dtype, device=device)
+    values = [torch.as_tensor(value, dtype=dtype, device=device).detach() for row in rows for value in row]
+    return torch.stack(values).view(len(rows), -1)

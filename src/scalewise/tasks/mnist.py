@@ -31,13 +31,13 @@ def load(source: Source, data: Path | None) -> tuple[tuple[Tensor, Tensor], tupl
 
 
 def cnn(bn: bool) -> nn.Module:
-    """Two 3×3 convolutions with pooling and a dense layer: 1.0 M multiply-adds, 20,490 parameters (20,586 with BN)."""
+    """Two 3×3 convolutions with pooling and a dense layer: 3.9 M multiply-adds, 50,186 parameters (50,378 with BN)."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         norm: list[nn.Module] = [nn.BatchNorm2d(outputs)] if bn else []
         return [nn.Conv2d(inputs, outputs, 3, padding=1), *norm, nn.ReLU(), nn.MaxPool2d(2)]
 
-    return nn.Sequential(Pixels(), *block(1, 16), *block(16, 32), nn.Flatten(), nn.Linear(32 * 7 * 7, 10))
+    return nn.Sequential(Pixels(), *block(1, 32), *block(32, 64), nn.Flatten(), nn.Linear(64 * 7 * 7, 10))
 
 
 def _task(source: Source, bn: bool, data: Path | None) -> Task:

@@ -19,6 +19,7 @@ Batch = Any
 Metric = Callable[[Tensor, Tensor], Tensor]
 StepFunction = Callable[[nn.Module, Batch], "Loss"]
 Augment = Callable[[Batch, Tensor], Batch]
+Number = Tensor | float
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,38 @@ class Loss:
         """Add the gradient of total ÷ unit to the parameters' gradients."""
         self.total.backward(gradient=self.total.new_full((), 1 / unit))
 
+    def pairs(self) -> dict[str, tuple[Number, Number]]:
+        """(sum, weight) of the loss and of every metric."""
+        known = {"loss": (self.total, self.weight), **self.metrics}
+        return {name: (_read(total), _read(weight)) for name, (total, weight) in known.items()}
 
-@dataclass(frozen=True)
-class MeanLoss(Loss):
-    """A loss known by its mean. Starting backward there makes one worker's bytes those of `mean.backward()`."""
 
-    mean: Tensor = field(kw_only=True)
+@dataclass(slots=True)
+class MeanLoss:
+    """A loss and metrics known by their means over `samples`.
+
+    Starting backward at the mean makes one worker's bytes those of `mean.backward()`.
+    """
+
+    mean: Tensor
+    samples: int
+    metrics: dict[str, Number]
 
     def backward(self, unit: float) -> None:
-        """Add the gradient of mean · (weight ÷ unit); that factor is exactly 1 when unit is the weight."""
-        self.mean.backward(gradient=self.mean.new_full((), float(self.weight) / unit))
+        """Add the gradient of mean · (samples ÷ unit); that factor is exactly 1 when unit is the samples."""
+        self.mean.backward(gradient=self.mean.new_full((), self.samples / unit))
+
+    def pairs(self) -> dict[str, tuple[Number, Number]]:
+        """(sum, weight) of the loss and of every metric."""
+        known = {"loss": self.mean, **self.metrics}
+        return {name: (_read(mean) * self.samples, self.samples) for name, mean in known.items()}
+
+
+def _read(value: Number) -> Number:
+    """A plain number where reading it does not wait, that is on a CPU; else a tensor of one."""
+    if not isinstance(value, Tensor):
+        return value
+    return float(value.detach()) if value.is_cpu else value.detach()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +130,7 @@ class Task:
         """Whether the loss takes `label_smoothing`."""
         return self.loss is not None and "label_smoothing" in inspect.signature(self.loss).parameters
 
-    def evaluate(self, model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Loss:
+    def evaluate(self, model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Loss | MeanLoss:
         """Loss and metrics of one batch."""
         if self.step is not None:
             loss = self.step(model, batch)
@@ -122,21 +145,17 @@ class Task:
             )
         inputs, target = batch
         output = model(inputs)
-        options = {"label_smoothing": label_smoothing} if label_smoothing else {}
-        mean = self.loss(output, target, **options)
+        mean = (
+            self.loss(output, target, label_smoothing=label_smoothing) if label_smoothing else self.loss(output, target)
+        )
         if mean.ndim:
             raise TaskError(
                 f"the task's loss must return one number, its mean over samples, got shape {tuple(mean.shape)}; "
                 f"remove reduction='none' or use the general step form"
             )
-        samples = len(target)
         with torch.no_grad():
-            metrics = {name: _summed(function(output, target), samples) for name, function in self.metrics.items()}
-        return MeanLoss(mean.detach() * samples, samples, metrics, mean=mean)
-
-
-def _summed(value: Tensor | float, samples: int) -> tuple[Tensor, float]:
-    return torch.as_tensor(value).detach() * samples, samples
+            metrics: dict[str, Number] = {name: metric(output, target) for name, metric in self.metrics.items()}
+        return MeanLoss(mean, len(target), metrics)
 
 
 def _shape_of(batch: Batch) -> str:
@@ -152,4 +171,4 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     single = output.ndim == 1 or output.shape[1] == 1
     guess = output.flatten() > 0 if single else output.argmax(1)
     wide = torch.float32 if output.device.type == "mps" else torch.float64  # MPS has no float64
-    return (guess == target.view_as(guess)).to(wide).mean()
+    return (guess == target.view_as(guess)).mean(dtype=wide)
