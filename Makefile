@@ -18,7 +18,7 @@ help:  ## Show the targets
 demo: .venv/ready  ## One worker, then eight workers on one and on two processes: the same bytes
 	@$(BIN)/python examples/demo.py
 
-test: .venv/ready  ## All tests (CPU, at most 10 minutes on 2 cores)
+test: .venv/ready  ## All tests (CPU, at most 12 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/ready  ## Format check, lint, types
@@ -33,13 +33,14 @@ format: .venv/ready  ## Rewrite the code in the project's format
 # The peers have an environment of their own, so that none of them is needed to develop.
 .venv-bench/ready: pyproject.toml constraints.txt benchmarks/peers.txt
 	$(PYTHON) -m venv .venv-bench
-	@.venv-bench/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e . -r benchmarks/peers.txt \
+	@.venv-bench/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[images]' -r benchmarks/peers.txt \
 	  > .venv-bench/install.log 2>&1 \
 	  || { echo "the peers in benchmarks/peers.txt could not be installed; see .venv-bench/install.log"; exit 2; }
 	@touch $@
 
 bench: .venv-bench/ready  ## Measure speed against other tools into benchmarks/results/ (BENCH='--rounds 5' to shorten)
 	@.venv-bench/bin/python benchmarks/speed.py $(BENCH)
+	@.venv-bench/bin/python benchmarks/loaders.py
 
 clean:  ## Remove what the other targets made
 	rm -rf .venv .venv-bench runs .pytest_cache .mypy_cache .ruff_cache
