@@ -50,7 +50,7 @@ def _task(source: Source, bn: bool, data: Path | None) -> Task:
         loss=F.cross_entropy,
         metrics={"accuracy": accuracy},
         recipe=Recipe(
-            worker_batch=64, epochs=6.0, optimizer="momentum", lr=0.05, schedule="linear", layout="channels_last"
+            worker_batch=64, epochs=6.0, optimizer="momentum", lr=0.01, schedule="linear", layout="channels_last"
         ),
     )
 
