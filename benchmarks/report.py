@@ -195,10 +195,10 @@ def _case_to_json(table: Table, case: str) -> dict[str, Any]:
     return {"steps_per_round": measured.steps, "rows": rows}
 
 
-def write(tables: Sequence[Table], under: Conditions, folder: Path) -> Path:
-    """Both files, named by the day; returns the Markdown one."""
+def write(tables: Sequence[Table], under: Conditions, folder: Path, name: str) -> Path:
+    """Both files, named by the day and what was measured; returns the Markdown one."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{under.date[:10]}-speed.md"
+    path = folder / f"{under.date[:10]}-{name}.md"
     path.write_text(to_markdown(tables, under))
     path.with_suffix(".json").write_text(json.dumps(to_json(tables, under), indent=1) + "\n")
     return path

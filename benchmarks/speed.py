@@ -20,12 +20,13 @@ import contestants
 import jobs
 import two_processes as two
 from cases import Case
+from own_process import apart
 from report import Conditions, Table, conditions, to_markdown, write
 from rounds import Contestant, Measured, Work, interleave, noting, pooled
 from scalewise.bench import hosts
 
 RATE = "1gbit"
-BUILDS = 3
+SETS = 2
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Options:
     data: Path | None
     results: Path
     quick: bool
+
+    @property
+    def name(self) -> str:
+        """What the results are called: `speed`, and the parts when not all were measured."""
+        return "speed" if self.quick or len(self.parts) == len(PARTS) else "-".join(["speed", *self.parts])
 
     @property
     def command(self) -> str:
@@ -49,8 +55,8 @@ def one_worker(options: Options) -> Iterator[Table]:
     measured = {case.title: _alone(contestants.ONE_WORKER, case, options) for case in wanted}
     yield Table(
         "One worker",
-        "All in one process. Data are bytes in memory; cifar10-small is without its augmentation, so that all do the "
-        "same work.",
+        "Each in a process of its own, as people run it. Data are bytes in memory; cifar10-small is without its "
+        "augmentation, so that all do the same work.",
         contestants.HAND_WRITTEN,
         _rows(contestants.ONE_WORKER),
         measured,
@@ -111,11 +117,12 @@ PARTS: dict[str, Callable[[Options], Iterator[Table]]] = {
 
 
 def _alone(who: Sequence[Contestant], case: Case, options: Options) -> Measured:
-    """Rounds in several builds: where tensors happen to lie moves a contestant by a percent or two, for good."""
+    """Rounds in several sets of processes: where tensors happen to lie moves a contestant by a percent, for good."""
     print(f"{case.title} …", file=sys.stderr, flush=True)
     work = Work(case.load(options.data), case.worker_batch, options.threads)
-    builds = 1 if options.quick else BUILDS
-    return pooled([interleave(who, work, -(-options.rounds // builds)) for _ in range(builds)])
+    each = apart(who, case, options.data)
+    sets = 1 if options.quick else SETS
+    return pooled([interleave(each, work, -(-options.rounds // sets)) for _ in range(sets)])
 
 
 def _rows(who: Sequence[Contestant]) -> dict[str, str]:
@@ -148,7 +155,7 @@ def measure(chosen: Options, under: Conditions) -> Path:
         with noting(failures, part):
             tables += PARTS[part](chosen)
         tables += [Table(name, "", "", {}, {}, skipped=reason) for name, reason in failures.items()]
-        path = write(tables, under, chosen.results)
+        path = write(tables, under, chosen.results, chosen.name)
     print(to_markdown(tables, under))
     return path
 

@@ -349,6 +349,22 @@ def test_a_full_disk_is_one_line(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_full_disk_in_the_records_is_one_line(tmp_path):
+    (tmp_path / "small").mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", "small"], cwd=tmp_path, check=False)
+    if mounted.returncode:
+        pytest.skip("no permission to mount a small disk")
+    try:
+        command = [sys.executable, "-m", "scalewise", "train", "linear", "--epochs", "100000", "--out", "small/run"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    finally:
+        subprocess.run(["umount", "small"], cwd=tmp_path, check=True)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("scalewise: ")
+    assert "Traceback" not in done.stderr
+
+
 def test_patience_added_on_resume_restores_the_best_weights(scalewise, tmp_path):
     write_task(tmp_path)
     first = scalewise("train", "mine.py", "--set", "validate=true", "--lr", 0, "--epochs", 3, "--out", "run", "--json")

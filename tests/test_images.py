@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import textwrap
 import time
 
@@ -239,6 +240,19 @@ def test_no_loader_process_outlives_a_killed_run(tmp_path):
     process.communicate()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
+
+
+def test_ctrl_c_reaches_the_loaders_too_and_the_state_is_saved(tmp_path):
+    own(tmp_path)
+    process = start(tmp_path, "train", "mine.py", "--epochs", "10000", "--loaders", "2", "--out", "run")
+    wait_for(lambda: (tmp_path / "run" / "checkpoints").exists(), process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    for member in [*children, process]:  # as a terminal does
+        member.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "its state is saved" in stderr
+    assert not psutil.wait_procs(children, timeout=10)[1]
 
 
 def waited_share(scalewise, tmp_path, loaders: int) -> float:

@@ -10,7 +10,7 @@ ScalewiseError              1  it ran and failed
 ├── NonFiniteLoss           1  the loss became infinite or not a number
 ├── NonFiniteData           1  a sample holds an infinite number or none
 ├── UserCodeError           1  the task's own code raised
-├── CheckpointError         1  no checkpoint could be read or written
+├── CheckpointError         1  a checkpoint or record could not be read or written
 ├── ProcessFailed           1  one of the processes died
 ├── LostContact             1  another process stopped answering
 ├── Interrupted       130/143  a signal stopped it; the state is saved
@@ -65,7 +65,7 @@ class UserCodeError(ScalewiseError):
 
 
 class CheckpointError(ScalewiseError):
-    """No checkpoint could be read or written."""
+    """A checkpoint or record could not be read or written."""
 
 
 class ProcessFailed(ScalewiseError):

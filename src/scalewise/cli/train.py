@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json as to_json
 import os
 import shutil
@@ -27,6 +28,7 @@ from scalewise.engine.placement import (
     default_processes,
 )
 from scalewise.errors import (
+    CheckpointError,
     DataError,
     Failed,
     LostContact,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 RECIPE = Group("Recipe (how it is learned; part of the result)", sort_key=1)
 PLACEMENT = Group("Placement (where it runs; never changes an exact result)", sort_key=2)
 OUTPUT = Group("Output", sort_key=3)
+STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def _recipe_flags() -> type:
@@ -364,6 +367,8 @@ def _translated(error: Exception) -> ScalewiseError:
         return DataError(
             f"labels must be below the number of the model's outputs: {message}; correct them or the model"
         )
+    if isinstance(error, OSError) and error.errno in STORAGE_FULL:
+        return CheckpointError(f"the run could not be written: {error}; free disk space and go on with --resume")
     if isinstance(error, dist.DistError) or ("gloo" in message.lower() and isinstance(error, RuntimeError)):
         return LostContact(f"contact with another process was lost: {message.splitlines()[0]}")
     return UserCodeError(f"training failed:\n{user_frames(error)}")

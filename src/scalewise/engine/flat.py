@@ -17,7 +17,8 @@ from scalewise.engine.tree import FoldPlan
 
 CHUNK = 2048
 ALIGNMENT = 64  # bytes: where torch itself puts a tensor, and kernels may look at that
-BUCKET_BYTES = 512 << 10
+BUCKETS = 4  # about as many, so that the exchange can begin while backward goes on …
+BUCKET_BYTES, MOST_BUCKET_BYTES = 1 << 20, 25 << 20  # … but not so many that each is all latency
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class FlatLayout:
     def buckets(self) -> list[Bucket]:
         """From the last parameters, which backward reaches first, to the first."""
         stride = CHUNK * self.processes
-        length = max(1, BUCKET_BYTES // (stride * self.dtype.itemsize)) * stride
+        wanted = min(max(BUCKET_BYTES, self.size * self.dtype.itemsize // BUCKETS), MOST_BUCKET_BYTES)
+        length = max(1, wanted // (stride * self.dtype.itemsize)) * stride
         stops = range(self.size, 0, -length)
         return [Bucket(max(0, stop - length), stop, (stop - max(0, stop - length)) // self.processes) for stop in stops]
 
