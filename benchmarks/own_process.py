@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 import torch
 
@@ -53,7 +53,7 @@ def _ready(name: str, case: Case, data: Path | None) -> Ready:
     return ready
 
 
-def _answer(stream: TextIO) -> dict[str, list[float]]:
+def _answer(stream: IO[str]) -> dict[str, list[float]]:
     answer = json.loads(stream.readline() or '{"error": "it ended without a word"}')
     if "missing" in answer:
         raise ModuleNotFoundError(answer["missing"], name=answer["missing"])
