@@ -147,28 +147,33 @@ ONE_WORKER = [
         "Accelerate",
         "`Accelerator(cpu=True)` around model, optimizer and the usual DataLoader; the loss is never read",
         accelerate(sample_by_sample),
+        "accelerate",
     ),
     Contestant(
         "Accelerate, by index",
         "the same with the DataLoader that indexes once per batch",
         accelerate(batch_by_index),
+        "accelerate",
     ),
     Contestant(
         "Lightning",
         "`Trainer.fit` on the usual DataLoader, without logger, checkpoints, progress bar and summary; timed between "
         "batch ends",
         lightning(sample_by_sample),
+        "lightning",
     ),
     Contestant(
         "Lightning, by index",
         "the same with the DataLoader that indexes once per batch",
         lightning(batch_by_index),
+        "lightning",
     ),
     Contestant(
         "Keras on torch",
         "`fit` of a Sequential model with the same layers on the tensors in memory, channels first (the faster of its "
         "layouts on torch here), no metrics, no compilation; it reads each loss; timed between batch ends",
         keras,
+        "keras",
     ),
 ]
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -26,13 +27,15 @@ from rounds import Contestant, Ready, Round, Seconds, Work
 
 def apart(who: Sequence[Contestant], case: Case, data: Path | None) -> list[Contestant]:
     """The same contestants, each in a process that waits for its turn."""
-    return [replace(contestant, ready=_ready(contestant.name, case, data)) for contestant in who]
+    return [replace(contestant, ready=_ready(contestant, case, data)) for contestant in who]
 
 
-def _ready(name: str, case: Case, data: Path | None) -> Ready:
+def _ready(contestant: Contestant, case: Case, data: Path | None) -> Ready:
     @contextlib.contextmanager
     def ready(work: Work) -> Iterator[Round]:
-        words = [name, case.task, str(case.worker_batch), str(work.threads), str(data or "")]
+        if find_spec(contestant.needs) is None:
+            raise ModuleNotFoundError(contestant.needs, name=contestant.needs)
+        words = [contestant.name, case.task, str(case.worker_batch), str(work.threads), str(data or "")]
         command = [sys.executable, __file__, *words]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None

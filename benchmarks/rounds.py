@@ -81,11 +81,12 @@ Ready = Callable[[Work], AbstractContextManager[Round]]
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way to train: its name, what it does in one line, and how to get ready for rounds."""
+    """A way to train: its name, what it does in one line, how to get ready for rounds, and the module it needs."""
 
     name: str
     what: str
     ready: Ready
+    needs: str = "torch"
 
 
 @dataclass

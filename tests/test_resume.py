@@ -86,8 +86,7 @@ def test_killed_in_mid_epoch_and_resumed_elsewhere(scalewise, tmp_path, undistur
     assert kept == expected
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(("number", "code", "processes"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)])
 def test_stopped_by_a_signal_and_resumed(scalewise, tmp_path, undisturbed, number, code, processes):
     process = start(tmp_path, *TASK, *FLAGS, "--out", "run", "--checkpoint-steps", "5", "--processes", str(processes))
     wait_for(lambda: (tmp_path / "run" / "checkpoints" / "step-5").exists(), process)

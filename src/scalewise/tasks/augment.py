@@ -68,7 +68,7 @@ def draw(keys: Tensor, number: int, bound: int) -> Tensor:
     """A whole number from 0 to `bound` − 1 for every key; another `number` gives independent ones.
 
     >>> draw(torch.arange(6), 0, 10).tolist()
-    [6, 5, 1, 5, 8, 5]
+    [8, 5, 6, 5, 3, 0]
     """
     upper = _mixed(keys, number + 1000).numpy().view(np.uint64) >> np.uint64(32)
     return torch.from_numpy(((upper * np.uint64(bound)) >> np.uint64(32)).astype(np.int64))
