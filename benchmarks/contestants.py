@@ -177,6 +177,7 @@ ONE_WORKER = [
     ),
 ]
 
+QUICK = {HAND_WRITTEN, "scalewise", "DataLoader loop", "Accelerate", "Lightning", "Keras on torch"}
 EIGHT, EIGHT_QUIET, ONE_LARGE = "8 workers × 32", "8 workers × 32, noise scale off", "1 worker × 256"
 MANY_WORKERS = [
     Contestant(ONE_LARGE, "scalewise with one worker", scalewise()),

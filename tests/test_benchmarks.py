@@ -14,7 +14,7 @@ from conftest import environment, real_data
 
 SPEED = Path(__file__).parents[1] / "benchmarks" / "speed.py"
 PEERS = {"Accelerate": "accelerate", "Lightning": "lightning", "Keras on torch": "keras"}
-ALWAYS = {"hand-written loop", "the same again (control)", "scalewise", "DataLoader loop", "DataLoader loop, by index"}
+ALWAYS = {"hand-written loop", "scalewise", "DataLoader loop"}
 ROUNDS = 2
 
 

