@@ -294,7 +294,8 @@ def test_a_process_that_dies_is_named(tmp_path):
 def test_nothing_outlives_a_launcher_that_was_killed(tmp_path):
     with endless(tmp_path, 2) as (process, children):
         process.kill()
-        psutil.wait_procs(children, timeout=20)
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive
         process.communicate()
 
 
