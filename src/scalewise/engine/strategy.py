@@ -83,7 +83,7 @@ class DataParallel:
         self._averages = [*self.model.averages.values()] if recipe.workers > 1 else []
         averages = self.model.averages if recipe.workers > 1 else {}  # one worker's are the model's own
         self._layout = FlatLayout(self.model.parameters, averages, team.size)
-        self._weights = self._layout.new()  # the parameters, and places for the averages on their way
+        self._weights = self._layout.new()  # the parameters and averages live in it
         self._layout.adopt(self._weights)
         self._fold, self._reduction = reductions.build(placement, self._layout, team, recipe.workers)
         self._overlap = _Overlap(self._layout, self._reduction.buckets, self._reduction.launch)
