@@ -32,6 +32,7 @@ from scalewise.errors import (
     DataError,
     Failed,
     LostContact,
+    ProcessFailed,
     RecipeError,
     RunFolderError,
     ScalewiseError,
@@ -367,6 +368,8 @@ def _translated(error: Exception) -> ScalewiseError:
         return DataError(
             f"labels must be below the number of the model's outputs: {message}; correct them or the model"
         )
+    if message.startswith("DataLoader worker"):  # torch raises it wherever the step is when the process dies
+        return ProcessFailed(f"a loader process died: {message.splitlines()[0].strip()} --resume goes on")
     if isinstance(error, OSError) and error.errno in STORAGE_FULL:
         return CheckpointError(f"the run could not be written: {error}; free disk space and go on with --resume")
     if isinstance(error, dist.DistError) or ("gloo" in message.lower() and isinstance(error, RuntimeError)):

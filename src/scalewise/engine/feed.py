@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from scalewise.engine import loaders, streams
 from scalewise.engine.loaders import Request
-from scalewise.engine.samples import Samples
+from scalewise.engine.samples import Augmented, Samples
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Batch, Task
 
@@ -36,7 +36,8 @@ class Feed:
         """
         self.stream = streams.SampleStream(len(samples), recipe.seed)
         self.waited_seconds = 0.0
-        self._task, self._recipe, self._samples, self._device = task, recipe, samples, device
+        self._samples = Augmented(samples, task.augment, recipe.seed) if task.augment is not None else samples
+        self._recipe, self._device = recipe, device
         self._workers, self._loaders = workers, loaders
         self._batches: Iterator[Batch] = iter(())
         self._next: Iterator[Place] = iter(())
@@ -53,7 +54,7 @@ class Feed:
             self._open((step, worker, micro))
         batch = next(self._batches)
         self.waited_seconds += time.perf_counter() - began
-        return batch
+        return self._placed(batch)  # where it is already, if it was copied ahead
 
     def close(self) -> None:
         """End the loader processes."""
@@ -62,8 +63,13 @@ class Feed:
     def _open(self, start: Place) -> None:
         self._next = self._places(start)
         assert next(self._next) == start
-        prepared = self._prepared(self._places(start))
-        self._batches = prepared if self._device.type == "cpu" else ahead(prepared)
+        starts = (self.position(*place) for place in self._places(start))
+        requests = (self.stream.take(first, first + self._recipe.rows) for first in starts)
+        batches = fetched(self._samples, requests, self._loaders, self._device)
+        self._batches = batches if self._device.type == "cpu" else ahead(map(self._placed, batches))
+
+    def _placed(self, batch: Batch) -> Batch:
+        return placed(batch, self._device, self._recipe.layout)
 
     def _places(self, start: Place) -> Iterator[Place]:
         """From one micro batch of this process to its last one."""
@@ -72,34 +78,19 @@ class Feed:
         everything = ((step, worker, micro) for step in steps for worker in self._workers for micro in micro_batches)
         return (place for place in everything if place >= start)
 
-    def _prepared(self, places: Iterator[Place]) -> Iterator[Batch]:
-        """Batches fetched, augmented and moved to the device."""
-        waiting: deque[Request] = deque()
-
-        def requests() -> Iterator[Request]:
-            for place in places:
-                start = self.position(*place)
-                waiting.append(self.stream.take(start, start + self._recipe.rows))
-                yield waiting[-1]
-
-        for batch in fetched(self._samples, requests(), self._loaders, self._device):
-            indices, epochs = waiting.popleft()
-            if self._task.augment is not None:
-                batch = self._task.augment(batch, streams.sample_keys(self._recipe.seed, epochs, indices))
-            yield placed(batch, self._device, self._recipe.layout)
-
 
 def fetched(samples: Samples, requests: Iterable[Request], loader_count: int, device: torch.device) -> Iterator[Batch]:
     """The requested batches: from memory, from loader processes, or from this process when there are none."""
     if samples.in_memory or loader_count == 0:
         return (samples.fetch(*request) for request in requests)
-    return loaders.load(samples, requests, loader_count, pin_memory=device.type == "cuda")
+    return ahead(loaders.load(samples, requests, loader_count, pin_memory=device.type == "cuda"))
 
 
 def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches, prepared by a thread while an accelerator computes.
+    """The same batches, taken by a thread while the step computes.
 
-    On a CPU the thread takes from the step what it gives to it (measured: docs/log.md), so it is not used there.
+    It hides what waits: for a loader process to hand a batch over, or for a copy to an accelerator. Data in memory are
+    mere copying, in which the thread takes from a CPU's step what it gives to it (measured: docs/log.md).
     """
     end = object()
     with ThreadPoolExecutor(1) as thread:

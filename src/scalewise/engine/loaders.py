@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from scalewise.engine.samples import Samples
-from scalewise.errors import Failed, ProcessFailed, ScalewiseError, UserCodeError
+from scalewise.errors import Failed, ScalewiseError, UserCodeError
 from scalewise.frames import user_frames
 from scalewise.tasks.task import Batch
 
@@ -53,7 +53,7 @@ class _OnRequest(Dataset[Any]):
 
 
 def load(samples: Samples, requests: Iterable[Request], loaders: int, pin_memory: bool) -> Iterator[Batch]:
-    """The requested batches, in order, from so many loader processes.
+    """The requested batches, in order, from so many loader processes, which the calling thread starts at once.
 
     Arguments:
         samples: where they come from.
@@ -74,26 +74,17 @@ def load(samples: Samples, requests: Iterable[Request], loaders: int, pin_memory
             worker_init_fn=_begin,
             multiprocessing_context="fork",  # a task's own classes need not be importable by name
         )
-        batches = iter(loader)
+        return _until_closed(iter(loader))
+
+
+def _until_closed(batches: Any) -> Iterator[Batch]:  # noqa: ANN401  (DataLoader's own iterator)
     try:
-        yield from _checked(batches)
+        for batch in batches:
+            if isinstance(batch, _Failure):
+                raise Failed(batch.message, batch.exit_code)
+            yield batch
     finally:
-        batches._shutdown_workers()  # type: ignore[attr-defined]
-
-
-def _checked(batches: Iterator[Batch | _Failure]) -> Iterator[Batch]:
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise ProcessFailed(f"a loader process died: {str(error).splitlines()[0]}; --resume goes on") from None
-        if isinstance(batch, _Failure):
-            raise Failed(batch.message, batch.exit_code)
-        yield batch
+        batches._shutdown_workers()
 
 
 def _as_it_is(batch: Batch) -> Batch:

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from scalewise.engine import streams
 from scalewise.errors import NonFiniteData, TaskError
-from scalewise.tasks.task import Batch, Data
+from scalewise.tasks.task import Augment, Batch, Data
 
 HELD_OUT_SHARE = 10
 
@@ -96,6 +96,32 @@ class DatasetSamples:
         """The number, and what the data set itself says of the sample when it has a `describe(index)`."""
         known = getattr(self.dataset, "describe", None)
         return f"{index} ({known(index)})" if known else str(index)
+
+
+class Augmented:
+    """Samples changed by a task's `augment`, wherever they are fetched: here or in a loader process."""
+
+    def __init__(self, samples: Samples, augment: Augment, seed: int) -> None:
+        self.samples = samples
+        self.in_memory = samples.in_memory
+        self._augment, self._seed = augment, seed
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
+        """The samples, each changed by its own key; data not in memory with one thread, here as in a loader."""
+        batch = self.samples.fetch(indices, epochs)
+        keys = streams.sample_keys(self._seed, epochs, indices)
+        if self.in_memory:
+            return self._augment(batch, keys)
+        with streams.undisturbed(), one_thread():
+            streams.seed_everything(int(keys[0]) & (2**63 - 1), torch.device("cpu"))
+            return self._augment(batch, keys)
+
+    def describe(self, index: int) -> str:
+        """As before the change."""
+        return self.samples.describe(index)
 
 
 class Subset:
