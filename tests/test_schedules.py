@@ -39,3 +39,16 @@ def test_the_rate_summed_over_samples_does_not_depend_on_workers(name, workers):
     total = sum(rate((step + 0.5) * recipe.global_batch) * recipe.global_batch for step in range(steps))
     expected = {"constant": 51200, "cosine": 25600, "linear": 25600, "step": 51200 * (0.5 + 0.025 + 0.0025)}
     assert total == pytest.approx(expected[name], rel=2e-3)
+
+
+def test_growth_takes_larger_global_batches_where_step_lowers_the_rate():
+    recipe = Recipe(workers=2, worker_batch=5, lr=1.0, epochs=8.0, schedule="growth", drop=4)
+    cuts = schedules.Cuts(recipe, samples=400)
+    lowered = schedules.build(recipe.replace(schedule="step"), samples_per_epoch=400)
+    rate = schedules.build(recipe, samples_per_epoch=400)
+    for step in range(cuts.total_steps):
+        samples = cuts.start(step + 1) - cuts.start(step)
+        assert samples == 10 * cuts.parts(step)
+        assert rate(cuts.start(step)) / cuts.parts(step) == pytest.approx(lowered(cuts.start(step)))
+    assert cuts.start(cuts.total_steps) == 3200
+    assert cuts.total_steps == 160 + 20 + 5

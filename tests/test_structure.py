@@ -18,7 +18,7 @@ SOURCE = Path(scalewise.__file__).parent
 LAYERS = [
     {"errors", "frames", "mixing"},
     {"recipe", "records"},
-    {"optim", "nn", "schedules", "noise", "tasks"},
+    {"optim", "nn", "schedules", "noise", "adascale", "tasks"},
     {"engine"},
     {"measure", "bench"},
     {"plan", "forecast", "doctor"},
@@ -33,6 +33,7 @@ WITHOUT_TORCH = {
     "records",
     "schedules",
     "noise",
+    "adascale",
     "cli",
     "plan",
     "forecast",
@@ -118,8 +119,8 @@ def test_public_names():
 def test_recipe_fields():
     assert list(Recipe.model_fields) == [
         "workers", "worker_batch", "micro_batch", "epochs", "steps", "optimizer", "lr", "lr_rule", "warmup_epochs",
-        "schedule", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "label_smoothing", "clip_norm",
-        "batch_norm", "precision", "compile", "layout", "threads", "seed", "patience", "target",
+        "schedule", "drop", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "label_smoothing", "clip_norm",
+        "batch_norm", "statistics", "precision", "compile", "layout", "threads", "seed", "patience", "target",
     ]  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def test_derived_lines():
 
 
 def test_a_bar_is_drawn_on_a_terminal_only():
-    view = views.TrainingView(quiet=False, steps=10, done=0)
+    view = views.TrainingView(quiet=False, steps=10, total=320.0, done=0.0)
     view.console.file = io.StringIO()
     with view.live():
         view.show(Step(1, 0.1, 8, 0.1, 2.0, {}, 0.1))
@@ -77,7 +77,7 @@ def test_a_bar_is_drawn_on_a_terminal_only():
 
 
 def test_the_bar_shows_loss_metric_rate_and_speed():
-    view = views.TrainingView(quiet=False, steps=10, done=0)
+    view = views.TrainingView(quiet=False, steps=10, total=320.0, done=0.0)
     first = view._numbers(Step(1, 0.1, 100, 0.05, 2.0, {"accuracy": 0.5}, 1.0))
     second = view._numbers(Step(2, 0.2, 300, 0.05, 1.5, {"accuracy": 0.75}, 1.5))
     assert first == "loss 2, accuracy 50.00 %  LR 0.05"

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from scalewise.errors import RecipeError
 
 OptimizerName = Literal["sgd", "momentum", "nesterov", "adam", "adamw"]
-LrRule = Literal["none", "linear", "sqrt"]
-ScheduleName = Literal["constant", "cosine", "linear", "step"]
+LrRule = Literal["none", "linear", "sqrt", "adascale"]
+ScheduleName = Literal["constant", "cosine", "linear", "step", "growth"]
 RecipeMode = Literal["auto", "plain"]
 
 ADAPTIVE = frozenset({"adam", "adamw"})
@@ -39,9 +39,16 @@ class Recipe(BaseModel):
     steps: int | None = Field(None, ge=1, description="Updates of the weights; wins over epochs")
     optimizer: OptimizerName = Field("momentum", description="How gradients become updates")
     lr: float = Field(0.05, ge=0, description="Learning rate of one worker, before lr-rule")
-    lr_rule: LrRule = Field("none", description="Peak rate for N workers: lr × 1, N or √N")
+    lr_rule: LrRule = Field(
+        "none", description="Peak rate for N workers: lr × 1, N, √N, or the gain measured in each step (adascale)"
+    )
     warmup_epochs: float = Field(0.0, ge=0, description="Epochs over which the rate rises to its peak")
-    schedule: ScheduleName = Field("constant", description="The rate after warm-up, as a function of progress")
+    schedule: ScheduleName = Field(
+        "constant",
+        description="The rate after warm-up, as a function of progress; growth raises the global batch where step "
+        "lowers the rate",
+    )
+    drop: int = Field(10, ge=2, description="Factor by which step lowers the rate, or growth raises the global batch")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of momentum and nesterov")
     beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay of adam and adamw")
     beta2: float = Field(0.999, ge=0, lt=1, description="Second-moment decay of adam and adamw")
@@ -51,8 +58,14 @@ class Recipe(BaseModel):
     clip_norm: float | None = Field(None, gt=0, description="Largest norm of the global gradient")
     batch_norm: str = Field(
         "worker",
-        pattern=r"^(worker|ghost:[1-9][0-9]*)$",
-        description="Batch-norm statistics over a worker's micro batch (worker) or N of its samples (ghost:N)",
+        pattern=r"^(worker|sync|ghost:[1-9][0-9]*)$",
+        description="Batch-norm statistics over a worker's micro batch (worker), N of its samples (ghost:N), or the "
+        "micro batches of all workers (sync)",
+    )
+    statistics: Literal["auto", "running", "recomputed"] = Field(
+        "auto",
+        description="Batch-norm statistics at evaluation: running averages, or recomputed from training samples; auto "
+        "recomputes while steps are few",
     )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 runs the forward pass in autocast")
     compile: bool = Field(False, description="Compile the model with torch.compile")
@@ -84,6 +97,11 @@ class Recipe(BaseModel):
                 f"batch_norm ghost:N needs N to divide the samples that go through the model at once "
                 f"({self.rows}), got ghost:{self.ghost_batch}; choose a divisor of {self.rows}"
             )
+        if self.lr_rule == "adascale" and self.schedule == "growth":
+            raise ValueError(
+                "schedule growth raises the global batch by plan, lr_rule adascale answers to a fixed one, got both; "
+                "choose another --schedule or --lr-rule"
+            )
         return self
 
     @property
@@ -114,11 +132,19 @@ class Recipe(BaseModel):
     @property
     def lr_factor(self) -> float:
         """What the LR rule multiplies the single-worker rate by."""
-        return {"none": 1.0, "linear": float(self.workers), "sqrt": math.sqrt(self.workers)}[self.lr_rule]
+        return {"linear": float(self.workers), "sqrt": math.sqrt(self.workers)}.get(self.lr_rule, 1.0)
+
+    @property
+    def step_progress(self) -> int:
+        """Progress of a step, in single-worker samples; under AdaScale that of a gain of 1."""
+        return self.worker_batch if self.lr_rule == "adascale" else self.global_batch
 
     def total_steps(self, samples: int) -> int:
-        """Steps over a training set of `samples`: round(epochs × N ÷ global batch), at least 1."""
-        return self.steps or max(1, round(self.epochs * samples / self.global_batch))
+        """Steps over a training set of `samples`: round(epochs × N ÷ global batch), at least 1.
+
+        Under AdaScale, which stops earlier, those of a single worker.
+        """
+        return self.steps or max(1, round(self.epochs * samples / self.step_progress))
 
     def replace(self, **changes: Any) -> Recipe:  # noqa: ANN401
         """A copy with some fields changed, validated again; only they count as newly given."""

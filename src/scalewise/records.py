@@ -28,6 +28,8 @@ class Step:
     input_seconds: float = 0.0
     gradient_norm: float | None = None
     noise_scale: float | None = None
+    progress: float = 0.0
+    gain: float | None = None
 
 
 @dataclass(frozen=True)

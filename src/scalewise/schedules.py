@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from scalewise.recipe import Recipe, ScheduleName
 
 Schedule = Callable[[float], float]
+GROWS_AT = (0.5, 0.75)  # where `step` lowers the rate and `growth` raises the global batch
 
 
 def warmup(start: float, peak: float, samples: float) -> Schedule:
@@ -39,9 +41,9 @@ def linear(peak: float, total: float) -> Schedule:
     return lambda progress: peak * (1 - min(1.0, progress / total))
 
 
-def step(peak: float, total: float) -> Schedule:
-    """Divide by 10 after half and again after three quarters of the samples."""
-    return lambda progress: peak * 0.1 ** ((progress >= total / 2) + (progress >= 0.75 * total))
+def step(peak: float, total: float, drop: float = 10.0) -> Schedule:
+    """Divide by `drop` after half and again after three quarters of the samples."""
+    return lambda progress: peak / drop ** sum(progress >= share * total for share in GROWS_AT)
 
 
 DECAYS: dict[ScheduleName, Callable[[float, float], Schedule]] = {
@@ -49,6 +51,7 @@ DECAYS: dict[ScheduleName, Callable[[float, float], Schedule]] = {
     "cosine": cosine,
     "linear": linear,
     "step": step,
+    "growth": constant,  # the global batch grows instead: see Cuts
 }
 
 
@@ -58,10 +61,67 @@ def build(recipe: Recipe, samples_per_epoch: int) -> Schedule:
     Warm-up starts at the single-worker rate when the LR rule raises it, else at 0.
     """
     peak = recipe.lr * recipe.lr_factor
-    total = float(recipe.total_steps(samples_per_epoch) * recipe.global_batch)
+    total = float(recipe.total_steps(samples_per_epoch) * recipe.step_progress)
     rising = min(recipe.warmup_epochs * samples_per_epoch, total)
-    decay = DECAYS[recipe.schedule](peak, max(total - rising, 1.0))
+    falling = max(total - rising, 1.0)
+    decay = step(peak, falling, recipe.drop) if recipe.schedule == "step" else DECAYS[recipe.schedule](peak, falling)
     if rising == 0:
         return decay
     rise = warmup(recipe.lr if recipe.lr_factor > 1 else 0.0, peak, rising)
     return lambda progress: rise(progress) if progress < rising else decay(progress - rising)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Steps from `first_step` on, which begin at sample `start` and take `parts` worker batches per worker."""
+
+    first_step: int
+    start: int
+    parts: int
+
+
+class Cuts:
+    """How steps cut the sample stream into global batches: equal ones, or growing ones (Smith et al. 2018).
+
+    Instead of dividing the rate by `drop`, `growth` multiplies the global batch by it: each worker adds up the
+    gradients of so many worker batches, at the same progress. The noise of an update falls alike, in fewer steps.
+
+    >>> cuts = Cuts(Recipe(worker_batch=10, epochs=8.0, schedule="growth", drop=2), samples=100)
+    >>> [cuts.parts(step) for step in (0, 39, 40, 50)], cuts.total_steps, cuts.start(cuts.total_steps)
+    ([1, 1, 2, 4], 55, 800)
+    """
+
+    def __init__(self, recipe: Recipe, samples: int) -> None:
+        self._global_batch = recipe.global_batch
+        self.total_steps = recipe.total_steps(samples)
+        self._phases = [_Phase(0, 0, 1)]
+        if recipe.schedule == "growth":
+            self._grow(self.total_steps, recipe.drop)
+
+    def _grow(self, equal_steps: int, drop: int) -> None:
+        shares = [late - early for early, late in zip((0.0, *GROWS_AT), (*GROWS_AT, 1.0), strict=True)]
+        self._phases.clear()
+        self.total_steps = start = 0
+        for number, share in enumerate(shares):
+            parts = drop**number
+            self._phases.append(_Phase(self.total_steps, start, parts))
+            steps = max(1, round(share * equal_steps / parts))
+            self.total_steps += steps
+            start += steps * parts * self._global_batch
+
+    def start(self, step: int) -> int:
+        """Where in the stream a step begins: the samples seen before it."""
+        phase = self._phase(step)
+        return phase.start + (step - phase.first_step) * phase.parts * self._global_batch
+
+    def parts(self, step: int) -> int:
+        """Worker batches that each worker takes in a step."""
+        return self._phase(step).parts
+
+    @property
+    def most_parts(self) -> int:
+        """Worker batches that each worker takes in the largest step."""
+        return self._phases[-1].parts
+
+    def _phase(self, step: int) -> _Phase:
+        return next(phase for phase in reversed(self._phases) if phase.first_step <= step)

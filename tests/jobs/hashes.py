@@ -41,6 +41,8 @@ CASES = {
     "data set": (models.dataset, DIGITS, ["ordered"]),
     "smoothed labels": (lambda: sw.load_task("mlp"), DIGITS | {"label_smoothing": 0.1}, ["ordered"]),
     "early stopping": (lambda: sw.load_task("mlp"), {"workers": 8, "worker_batch": 8, "epochs": 3.0, "patience": 1, "lr": 0.5}, ["ordered"]),
+    "adascale": (lambda: sw.load_task("digits"), {"workers": 8, "worker_batch": 16, "epochs": 0.3, "lr_rule": "adascale", "schedule": "linear"}, ["ordered", "sharded", "server"]),
+    "growth": (models.wide_mlp, DIGITS | {"schedule": "growth", "drop": 2}, ["ordered", "sharded"]),
     "allreduce": (lambda: sw.load_task("digits"), DIGITS, ["allreduce"]),
 }  # fmt: skip
 PLACEMENTS = {

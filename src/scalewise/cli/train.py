@@ -295,7 +295,7 @@ def _train_and_store(request: Request, run: RunRecipe, resumed: RunFolder | None
         console.print(line)
     if training.validation is not None and training.task.validation is None:
         console.print(f"validation: {len(training.validation):,} training samples held out to select by")
-    view = views.TrainingView(quiet, training.total_steps, training.progress.step)
+    view = views.TrainingView(quiet, training.planned_steps, training.pace.total, training.progress.learned)
     with view.live(), _stopping_after_a_step(training, view.console):
         for record in stored_records(training, folder, request.checkpoint_steps):
             view.show(record)

@@ -182,10 +182,18 @@ class DownloadView:
 class TrainingView:
     """A progress bar on a terminal, a line per epoch, and the final table."""
 
-    def __init__(self, quiet: bool, steps: int, done: int) -> None:
+    def __init__(self, quiet: bool, steps: int | None, total: float, done: float) -> None:
+        """Nothing is drawn before `live`.
+
+        Arguments:
+            quiet: draw nothing at all.
+            steps: how many there will be, if that is known.
+            total, done: progress at the end and now.
+        """
         self.console = console(quiet)
+        self._of = "" if steps is None else f"/{steps:,}"
         self._bar = Progress(
-            TextColumn("step {task.completed}/{task.total}"),
+            TextColumn("step {task.fields[step]}"),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
@@ -194,7 +202,7 @@ class TrainingView:
             transient=True,
         )
         self._shows_bar = self.console.is_terminal and not quiet
-        self._row = self._bar.add_task("train", total=steps, completed=done, numbers="")
+        self._row = self._bar.add_task("train", total=total, completed=int(done), step=f"0{self._of}", numbers="")
         self._has_header = False
         self._started: tuple[float, int] | None = None
         self._input_seconds = 0.0
@@ -210,7 +218,8 @@ class TrainingView:
             self._input_seconds += record.input_seconds
             self._steps += 1
             if self._shows_bar:
-                self._bar.update(self._row, completed=record.step, numbers=self._numbers(record))
+                shown = f"{record.step:,}{self._of}"
+                self._bar.update(self._row, completed=record.progress, step=shown, numbers=self._numbers(record))
         elif isinstance(record, Epoch):
             if not self._has_header:
                 self.console.print(epoch_header(record), no_wrap=True)
@@ -218,7 +227,7 @@ class TrainingView:
             self.console.print(epoch_line(record), no_wrap=True)
         else:
             self.console.print()
-            step_seconds = record.global_batch / max(record.samples_per_second, 1e-9)
+            step_seconds = record.samples / max(record.steps, 1) / max(record.samples_per_second, 1e-9)
             self.console.print(result_table(record, self._input_seconds / max(self._steps * step_seconds, 1e-9)))
 
     def _numbers(self, record: Step) -> str:

@@ -26,7 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from scalewise.engine.loop import Progress, Training
+from scalewise.engine.loop import Training
+from scalewise.engine.pace import Progress
 from scalewise.engine.team import Team
 from scalewise.engine.update import StateEntry
 from scalewise.errors import CheckpointError

@@ -15,6 +15,7 @@ from scalewise.engine import loaders, streams
 from scalewise.engine.loaders import Request
 from scalewise.engine.samples import Augmented, Samples
 from scalewise.recipe import Recipe
+from scalewise.schedules import Cuts
 from scalewise.tasks.task import Batch, Task
 
 Place = tuple[int, int, int]  # (step, worker, micro batch)
@@ -25,27 +26,35 @@ class Feed:
     """Batches of the training stream, on the device and in the layout of the recipe."""
 
     def __init__(
-        self, task: Task, recipe: Recipe, samples: Samples, device: torch.device, workers: range, loaders: int
+        self,
+        task: Task,
+        recipe: Recipe,
+        samples: Samples,
+        cuts: Cuts,
+        device: torch.device,
+        workers: range,
+        loaders: int,
     ) -> None:
         """Nothing is loaded before the first batch is asked for.
 
         Arguments:
             task, recipe, samples, device: what is trained, how, on which samples and where.
+            cuts: how steps cut the stream of samples.
             workers: the workers of this process.
             loaders: loader processes, for data that are not in memory.
         """
         self.stream = streams.SampleStream(len(samples), recipe.seed)
         self.waited_seconds = 0.0
         self._samples = Augmented(samples, task.augment, recipe.seed) if task.augment is not None else samples
-        self._recipe, self._device = recipe, device
+        self._recipe, self._cuts, self._device = recipe, cuts, device
         self._workers, self._loaders = workers, loaders
         self._batches: Iterator[Batch] = iter(())
         self._next: Iterator[Place] = iter(())
 
     def position(self, step: int, worker: int, micro: int = 0) -> int:
         """Where in the stream this micro batch begins."""
-        recipe = self._recipe
-        return step * recipe.global_batch + worker * recipe.worker_batch + micro * recipe.rows
+        of_worker = self._cuts.parts(step) * self._recipe.worker_batch
+        return self._cuts.start(step) + worker * of_worker + micro * self._recipe.rows
 
     def batch(self, step: int, worker: int, micro: int) -> Batch:
         """One micro batch; the time until it is there counts as waited."""
@@ -73,9 +82,12 @@ class Feed:
 
     def _places(self, start: Place) -> Iterator[Place]:
         """From one micro batch of this process to its last one."""
-        steps = range(start[0], self._recipe.total_steps(len(self._samples)))
-        micro_batches = range(self._recipe.micro_batches)
-        everything = ((step, worker, micro) for step in steps for worker in self._workers for micro in micro_batches)
+        everything = (
+            (step, worker, micro)
+            for step in range(start[0], self._cuts.total_steps)
+            for worker in self._workers
+            for micro in range(self._cuts.parts(step) * self._recipe.micro_batches)
+        )
         return (place for place in everything if place >= start)
 
 

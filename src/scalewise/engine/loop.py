@@ -7,8 +7,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
@@ -20,8 +20,10 @@ from scalewise.engine.labels import check_labels
 from scalewise.engine.memory import keep_freed_memory
 from scalewise.engine.model import sha256
 from scalewise.engine.numerics import numerics
+from scalewise.engine.pace import Pace, Progress
 from scalewise.engine.placement import Placement, available_cores, check_processes, loader_processes
 from scalewise.engine.samples import Samples, check_finite, hold_out, open_samples
+from scalewise.engine.statistics import recomputed, recomputes
 from scalewise.engine.strategy import DataParallel, StepNumbers, Strategy
 from scalewise.errors import NonFiniteLoss, RecipeError, TaskError
 from scalewise.noise import NoiseScale
@@ -30,28 +32,14 @@ from scalewise.records import Epoch, Record, Result, Step
 from scalewise.tasks.task import Task
 
 
-@dataclass
-class Progress:
-    """Where a run is: everything that a resumed run goes on from, besides tensors."""
-
-    step: int = 0
-    train_rows: list[list[float]] = field(default_factory=list)  # (total, weight) sums since the last epoch record
-    train: dict[str, float] = field(default_factory=dict)
-    validation: dict[str, float] | None = None
-    best_value: float | None = None
-    best_step: int | None = None
-    epochs_since_best: int = 0
-    seconds: float = 0.0
-    training_seconds: float = 0.0
-    exact: bool = True
-
-
 @dataclass(frozen=True)
 class _Waiting:
     """A step whose numbers are read a step late, so that nothing waits for them."""
 
     step: int
     lr: float
+    learned: float
+    gain: float | None
     numbers: StepNumbers
     input_seconds: float
 
@@ -91,6 +79,7 @@ class Training:
         self.task, self.placement, self.pause_every = task, placement, pause_every
         self.progress = Progress(exact=placement.exact)
         self.best: dict[str, Tensor] = {}
+        self.final: dict[str, Tensor] = {}  # once training has ended: the model to use, with its right statistics
         self.signal = 0  # set it to the number of a signal to stop after the step, on all processes alike
         self.interrupted = 0  # the signal for which training has stopped
         self.ended = False  # whether the last step is taken, recorded and stored
@@ -125,10 +114,10 @@ class Training:
         elif recipe.selects:
             samples, self.validation = hold_out(samples)
         self.samples, self.test = samples, open_samples(task.test, recipe.seed, "test")
-        self.total_steps = recipe.total_steps(len(samples))
-        self.schedule = schedules.build(recipe, len(samples))
+        self.cuts = schedules.Cuts(recipe, len(samples))
+        self.pace = Pace(recipe, len(samples), self.cuts)
         self.noise = NoiseScale(population=len(samples))
-        self.strategy: Strategy = DataParallel(task, recipe, self.placement, self.team, samples)
+        self.strategy: Strategy = DataParallel(task, recipe, self.placement, self.team, samples, self.cuts)
         parts = {"training": samples, "validation": self.validation, "test": self.test}
         known = {what: part for what, part in parts.items() if part is not None}
         check_labels(task, recipe, self.strategy.model, known, self.team.device)
@@ -138,23 +127,34 @@ class Training:
         self.progress = dataclasses.replace(progress, exact=progress.exact and self.placement.exact)
 
     @property
-    def epoch(self) -> float:
-        """Passes over the training data so far."""
-        return self.progress.step * self.recipe.global_batch / len(self.samples)
+    def seen(self) -> int:
+        """Samples seen so far."""
+        return self.cuts.start(self.progress.step)
+
+    @property
+    def planned_steps(self) -> int | None:
+        """How many steps there will be, if that is known beforehand."""
+        adapts = self.recipe.lr_rule == "adascale" and self.recipe.workers > 1
+        return None if adapts else self.cuts.total_steps
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step is taken."""
+        return self.progress.step >= self.cuts.total_steps or self.progress.learned >= self.pace.total
 
     def records(self) -> Iterator[Record]:
         """Go on to the end of training; without a `Result` when a signal stops it before."""
         began = time.perf_counter() - self.progress.seconds
         waiting: deque[_Waiting] = deque()
-        while self.progress.step < self.total_steps and not self.stopped and not self.interrupted:
+        while not (self.finished or self.stopped or self.interrupted):
             started = time.perf_counter()
             step = self.progress.step
-            lr = self.schedule((step + 0.5) * self.recipe.global_batch)
             waited = self.strategy.waited_seconds
             numbers = self.strategy.gradients(step, self.signal)
+            lr, gain = self.pace.advance(self.progress, numbers)
             self.strategy.update(lr)
-            self.progress.step = step + 1
-            waiting.append(_Waiting(step, lr, numbers, self.strategy.waited_seconds - waited))
+            input_seconds = self.strategy.waited_seconds - waited
+            waiting.append(_Waiting(step, lr, self.progress.learned, gain, numbers, input_seconds))
             ends_epoch = self.ends_epoch()
             pauses = ends_epoch or (self.pause_every is not None and self.progress.step % self.pause_every == 0)
             records: list[Record] = []
@@ -171,8 +171,8 @@ class Training:
 
     def ends_epoch(self) -> bool:
         """Whether the last step ended a pass over the data, or training."""
-        step, samples, batch = self.progress.step, len(self.samples), self.recipe.global_batch
-        return step * batch // samples > (step - 1) * batch // samples or step == self.total_steps
+        samples, before = len(self.samples), self.cuts.start(self.progress.step - 1)
+        return self.seen // samples > before // samples or self.finished
 
     def _step_record(self, waiting: _Waiting, seconds: float) -> Step:
         step, numbers = waiting.step, waiting.numbers
@@ -184,13 +184,14 @@ class Training:
         values = means(names, pairs)
         self.progress.train_rows = [[sum(column) for column in zip(*self.progress.train_rows, *pairs, strict=True)]]
         square = None if numbers.squared_norm is None else float(numbers.squared_norm)
-        groups = self.recipe.workers * self.recipe.micro_batches
+        groups = self.recipe.workers * self.recipe.micro_batches * self.cuts.parts(step)
         if square is not None and groups > 1 and self.placement.noise:
             self.noise.observe(sum(row[2] for row in rows) / groups, square, groups, self.recipe.rows)
+        seen = self.cuts.start(step + 1)
         return Step(
             step=step + 1,
-            epoch=(step + 1) * self.recipe.global_batch / len(self.samples),
-            samples=(step + 1) * self.recipe.global_batch,
+            epoch=seen / len(self.samples),
+            samples=seen,
             lr=waiting.lr,
             loss=values.pop("loss"),
             metrics=values,
@@ -198,6 +199,8 @@ class Training:
             input_seconds=waiting.input_seconds,
             gradient_norm=None if square is None else math.sqrt(square),
             noise_scale=self.noise.current,
+            progress=waiting.learned,
+            gain=waiting.gain,
         )
 
     def _check_finite(self, step: int, rows: list[list[float]]) -> None:
@@ -230,8 +233,8 @@ class Training:
             better = self._select(progress.validation)
         return Epoch(
             step=progress.step,
-            epoch=self.epoch,
-            samples=progress.step * self.recipe.global_batch,
+            epoch=self.seen / len(self.samples),
+            samples=self.seen,
             lr=lr,
             train=progress.train,
             validation=progress.validation,
@@ -241,8 +244,19 @@ class Training:
         )
 
     def _evaluate(self, samples: Samples, what: str) -> dict[str, float]:
-        loaders = loader_processes(self.placement, self.team.here)
-        return evaluate(self.task, self.recipe, self.strategy.model, samples, self.team, loaders, what)
+        with self._right_statistics():
+            return evaluate(self.task, self.recipe, self.strategy.model, samples, self.team, self._loaders, what)
+
+    def _right_statistics(self) -> AbstractContextManager[None]:
+        """The context in which batch-norm statistics are those to evaluate with."""
+        model = self.strategy.model
+        if not recomputes(self.recipe, model, self.progress.step):
+            return nullcontext()
+        return recomputed(self.task, self.recipe, model, self.samples, self._loaders, self.team.device)
+
+    @property
+    def _loaders(self) -> int:
+        return loader_processes(self.placement, self.team.here)
 
     def _select(self, validation: dict[str, float]) -> bool:
         """Remember the best weights by validation data; says whether this epoch is the best so far."""
@@ -290,8 +304,10 @@ class Training:
             model.load(self.best)
             best_sha256 = sha256(self.best)
             progress.validation = self._evaluate(self.validation, "validation") if self.validation is not None else None
+        with self._right_statistics():
+            self.final = {name: tensor.clone() for name, tensor in model.tensors().items()}
         test = self._evaluate(self.test, "test")
-        measured = self.placement.noise and recipe.workers * recipe.micro_batches > 1
+        measured = self.placement.noise and recipe.workers * recipe.micro_batches * self.cuts.most_parts > 1
         assert recipe.threads is not None
         return Result(
             run=None,
@@ -302,10 +318,10 @@ class Training:
             worker_batch=recipe.worker_batch,
             global_batch=recipe.global_batch,
             steps=progress.step,
-            epochs=self.epoch,
-            samples=progress.step * recipe.global_batch,
+            epochs=self.seen / len(self.samples),
+            samples=self.seen,
             optimizer=recipe.optimizer,
-            lr={"base": recipe.lr, "peak": recipe.lr * recipe.lr_factor},
+            lr={"base": recipe.lr, "peak": self.pace.peak(progress)},
             train=progress.train,
             validation=progress.validation,
             test=test,
@@ -320,4 +336,4 @@ class Training:
         )
 
     def _samples_per_second(self) -> float:
-        return self.progress.step * self.recipe.global_batch / max(self.progress.training_seconds, 1e-9)
+        return self.seen / max(self.progress.training_seconds, 1e-9)

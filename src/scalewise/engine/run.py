@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
 from scalewise.engine import checkpoint
 from scalewise.engine.loop import Training
-from scalewise.errors import Interrupted, RunFolderError
+from scalewise.errors import CheckpointError, Interrupted, RunFolderError
 from scalewise.recipe import Derived, Recipe, differing_fields
 from scalewise.records import Epoch, Record, RecordWriter, Result, Step, keep_until, write_atomically
 
@@ -49,6 +52,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Checkpoints by step."""
         return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The trained model's parameters and buffers, for `load_state_dict`."""
+        return self.path / "model.safetensors"
 
     @property
     def result(self) -> Path:
@@ -195,6 +203,7 @@ def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int 
             if isinstance(record, Result):
                 record = dataclasses.replace(record, run=str(folder.path))
                 if leads:
+                    _export(training, folder)
                     write_atomically(folder.result, json.dumps(record.to_json(), indent=2) + "\n")
             if writer is not None:
                 writer.write(record)
@@ -211,6 +220,17 @@ def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int 
     finally:
         if writer is not None:
             writer.close()
+
+
+def _export(training: Training, folder: RunFolder) -> None:
+    """Write the model to use, for `load_state_dict`: the best weights if selected, statistics right at evaluation."""
+    temporary = folder.model.with_suffix(".tmp")
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in training.final.items()}
+    try:
+        save_file(tensors, temporary)
+    except SafetensorError as error:  # it hides the system's own error
+        raise CheckpointError(f"{folder.model} could not be written: {error}; free disk space and resume") from None
+    temporary.replace(folder.model)
 
 
 def _save(training: Training, folder: RunFolder, writer: RecordWriter | None) -> None:

@@ -21,6 +21,7 @@ from scalewise.engine.tree import share
 from scalewise.engine.update import FlatOptimizer, Reader, StateEntry
 from scalewise.engine.workers import Workers, numbers_tensor
 from scalewise.recipe import Recipe
+from scalewise.schedules import Cuts
 from scalewise.tasks.task import Number, Task
 
 
@@ -67,17 +68,18 @@ class Strategy(Protocol):
 class DataParallel:
     """Every process holds the model and runs some of the workers."""
 
-    def __init__(self, task: Task, recipe: Recipe, placement: Placement, team: Team, samples: Samples) -> None:
+    def __init__(
+        self, task: Task, recipe: Recipe, placement: Placement, team: Team, samples: Samples, cuts: Cuts
+    ) -> None:
         self.model = PlacedModel(task, recipe, team)
         shares = [share(process, team.size, recipe.workers) for process in range(team.size)]
         self._counts = [last - first for first, last in shares]
         self._mine = range(*shares[team.rank])
         loaders = loader_processes(placement, team.here)
-        self.feed = Feed(task, recipe, samples, team.device, self._mine, loaders)
-        self.workers = Workers(task, recipe, self.model, self.feed, team.device)
-        self._recipe, self._team = recipe, team
-        self._groups = recipe.workers * recipe.micro_batches
-        self._measures = placement.noise and self._groups > 1
+        self.feed = Feed(task, recipe, samples, cuts, team.device, self._mine, loaders)
+        self.workers = Workers(task, recipe, self.model, self.feed, cuts, team.device)
+        self._recipe, self._cuts, self._team = recipe, cuts, team
+        self._wants_norms = placement.noise or recipe.lr_rule == "adascale"
         self._weight_is_samples = task.weight_is_samples
 
         self._averages = [*self.model.averages.values()] if recipe.workers > 1 else []
@@ -106,7 +108,8 @@ class DataParallel:
     def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
         """The training samples of one worker in one step, and their epochs."""
         start = self.feed.position(step, worker)
-        indices, epochs = self.feed.stream.take(start, start + self._recipe.worker_batch)
+        stop = start + self._cuts.parts(step) * self._recipe.worker_batch
+        indices, epochs = self.feed.stream.take(start, stop)
         return indices.tolist(), epochs.tolist()
 
     def close(self) -> None:
@@ -122,6 +125,8 @@ class DataParallel:
             known = [[row[1]] for row in rows] + [[last_weight]]
             weights.append(self._team.gather_rows(numbers_tensor(known, self._team.device), self._counts))
 
+        parts = self._cuts.parts(step)
+        measures = self._wants_norms and self._recipe.workers * parts * self._recipe.micro_batches > 1
         if len(self._mine) > 1:
             self.model.remember_buffers()
         for leaf, worker in enumerate(self._mine):
@@ -130,7 +135,7 @@ class DataParallel:
             last = leaf == len(self._mine) - 1
             ready = self._when_ready(leaf) if last and len(self._reduction.buckets) > 1 else None
             forwarded = gather_weights if last and not self._weight_is_samples else None
-            gradients, numbers = self.workers.gradient(step, worker, self._measures, ready, forwarded)
+            gradients, numbers = self.workers.gradient(step, worker, measures, ready, forwarded)
             rows.append([*numbers, signal])
             if ready is None:
                 self._fold.put(leaf, [*gradients, *self._averages])
@@ -138,8 +143,8 @@ class DataParallel:
         if len(self._reduction.buckets) == 1:
             self._reduction.launch(self._reduction.buckets[0])
         gathered = self._team.gather_rows(numbers_tensor(rows, self._team.device), self._counts)
-        self._reduction.finish(self._mean(weights))
-        measured = self._measures or self._recipe.clip_norm is not None
+        self._reduction.finish(self._mean(weights, parts))
+        measured = measures or self._recipe.clip_norm is not None
         return StepNumbers(gathered, self._clipped() if measured else None)
 
     def _when_ready(self, leaf: int) -> Callable[[int, Tensor], None]:
@@ -157,10 +162,10 @@ class DataParallel:
 
         return ready
 
-    def _mean(self, weights: list[Gathered]) -> Scale:
+    def _mean(self, weights: list[Gathered], parts: int) -> Scale:
         """Gradients divided by the total weight of the global batch, averages by the number of workers."""
         recipe = self._recipe
-        total = float(sum(weights[0].wait().flatten().tolist())) if weights else float(recipe.global_batch)
+        total = float(sum(weights[0].wait().flatten().tolist())) if weights else float(parts * recipe.global_batch)
         factor = recipe.worker_batch / total if total else 1.0
 
         def scale(stretch: Tensor, start: int) -> None:

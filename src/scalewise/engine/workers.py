@@ -14,6 +14,7 @@ from scalewise.engine.feed import Feed
 from scalewise.engine.flat import sum_of_squares
 from scalewise.engine.model import PlacedModel
 from scalewise.recipe import Recipe
+from scalewise.schedules import Cuts
 from scalewise.tasks.task import Loss, MeanLoss, Number, Task
 
 Ready = Callable[[int, Tensor], None]  # (number of the parameter, this worker's gradient of it)
@@ -27,12 +28,17 @@ def precision(recipe: Recipe, device: torch.device) -> AbstractContextManager[ob
 class Workers:
     """Computes the gradients of this process's workers, one after another."""
 
-    def __init__(self, task: Task, recipe: Recipe, model: PlacedModel, feed: Feed, device: torch.device) -> None:
+    def __init__(
+        self, task: Task, recipe: Recipe, model: PlacedModel, feed: Feed, cuts: Cuts, device: torch.device
+    ) -> None:
         self._task, self._recipe, self._model, self._feed, self._device = task, recipe, model, feed, device
+        self._cuts = cuts
         self._parameters = [*model.parameters.values()]
-        self._sums = [torch.zeros_like(p) for p in self._parameters] if recipe.micro_batches > 1 else []
+        adds_up = cuts.most_parts * recipe.micro_batches > 1
+        self._sums = [torch.zeros_like(p) for p in self._parameters] if adds_up else []
         self._ready: Ready | None = None
         self._waiting: set[int] = set()
+        self._began = False  # whether the sums hold micro batches of this step already
         self.metric_names: list[str] = []
 
     def listen(self) -> None:
@@ -52,7 +58,7 @@ class Workers:
         assert self._ready is not None
         self._waiting.discard(number)
         if self._sums:
-            gradient = self._sums[number].add_(gradient)
+            gradient = self._sums[number].add_(gradient) if self._began else self._sums[number].copy_(gradient)
         self._ready(number, gradient)
 
     def gradient(
@@ -77,13 +83,15 @@ class Workers:
         streams.seed_everything(streams.key("worker", recipe.seed, step, worker), self._device)
         numbers: list[Number] = []
         gradients: list[Tensor] = []
-        for micro in range(recipe.micro_batches):
+        micro_batches = self._cuts.parts(step) * recipe.micro_batches
+        for micro in range(micro_batches):
             loss = self._forward(step, worker, micro)
             row = self._row(loss)
             numbers = [sum(pair) for pair in zip(numbers, row, strict=True)] if micro else row
-            last = micro == recipe.micro_batches - 1
+            last = micro == micro_batches - 1
             if last and forwarded is not None:
                 forwarded(numbers[1])
+            self._began = micro > 0
             gradients = self._backward(loss, ready if last else None)
             if measure:
                 numbers[2] += self._square_norm(gradients) * (recipe.worker_batch / row[1]) ** 2

@@ -1,0 +1,82 @@
+"""Where a run is, and how fast it goes: the learning rate of each step and the progress it makes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from scalewise import schedules
+from scalewise.adascale import GainAverage, gain
+from scalewise.engine.strategy import StepNumbers
+from scalewise.noise import signal_and_noise
+from scalewise.recipe import ADAPTIVE, Recipe
+
+
+@dataclass
+class Progress:
+    """Where a run is: everything that a resumed run goes on from, besides tensors."""
+
+    step: int = 0
+    train_rows: list[list[float]] = field(default_factory=list)  # (total, weight) sums since the last epoch record
+    train: dict[str, float] = field(default_factory=dict)
+    validation: dict[str, float] | None = None
+    best_value: float | None = None
+    best_step: int | None = None
+    epochs_since_best: int = 0
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+    exact: bool = True
+    learned: float = 0.0  # in single-worker samples: what schedules are functions of
+    peak_lr: float = 0.0
+    gain_noise: float = 0.0  # AdaScale's averages
+    gain_signal: float = 0.0
+    gain_steps: int = 0
+
+
+class Pace:
+    """Schedules as functions of progress; under AdaScale, steps that count as many as they are worth."""
+
+    def __init__(self, recipe: Recipe, samples: int, cuts: schedules.Cuts) -> None:
+        self._recipe, self._samples, self._cuts = recipe, samples, cuts
+        self._schedule = schedules.build(recipe, samples)
+        self._adapts = recipe.lr_rule == "adascale"
+        single = recipe.total_steps(samples) * recipe.worker_batch
+        self.total = float(single if self._adapts else cuts.start(cuts.total_steps))
+
+    def advance(self, progress: Progress, numbers: StepNumbers) -> tuple[float, float | None]:
+        """Count a step whose gradients are there; returns its learning rate and, under AdaScale, its gain.
+
+        The rate is the schedule's in the middle of the step's progress.
+        """
+        step_gain = self._gain(progress, numbers) if self._adapts else None
+        if step_gain is None:
+            step_progress = float(self._cuts.start(progress.step + 1) - self._cuts.start(progress.step))
+        else:
+            step_progress = step_gain * self._recipe.worker_batch
+        lr = self._schedule(progress.learned + step_progress / 2)
+        if step_gain is not None:
+            lr *= math.sqrt(step_gain) if self._recipe.optimizer in ADAPTIVE else step_gain
+        progress.step += 1
+        progress.learned += step_progress
+        progress.peak_lr = max(progress.peak_lr, lr)
+        return lr, step_gain
+
+    def peak(self, progress: Progress) -> float:
+        """The largest learning rate: by plan, or under AdaScale the largest so far."""
+        return progress.peak_lr if self._adapts else self._recipe.lr * self._recipe.lr_factor
+
+    def _gain(self, progress: Progress, numbers: StepNumbers) -> float:
+        """AdaScale's gain, which waits for the step's norms; 1 for a single worker."""
+        recipe = self._recipe
+        if recipe.workers == 1:
+            return 1.0
+        assert numbers.squared_norm is not None
+        groups = recipe.workers * recipe.micro_batches
+        mean_square = sum(row[2] for row in numbers.rows.wait().tolist()) / groups
+        signal, noise = signal_and_noise(
+            mean_square, float(numbers.squared_norm), groups, recipe.rows, population=self._samples
+        )
+        average = GainAverage(progress.gain_noise, progress.gain_signal, progress.gain_steps)
+        average.observe(signal, noise, recipe.workers)
+        progress.gain_noise, progress.gain_signal, progress.gain_steps = average.noise, average.signal, average.steps
+        return gain(average.noise, average.signal, recipe.workers, recipe.worker_batch)
