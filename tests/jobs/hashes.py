@@ -42,6 +42,8 @@ CASES = {
     "smoothed labels": (lambda: sw.load_task("mlp"), DIGITS | {"label_smoothing": 0.1}, ["ordered"]),
     "early stopping": (lambda: sw.load_task("mlp"), {"workers": 8, "worker_batch": 8, "epochs": 3.0, "patience": 1, "lr": 0.5}, ["ordered"]),
     "adascale": (lambda: sw.load_task("digits"), {"workers": 8, "worker_batch": 16, "epochs": 0.3, "lr_rule": "adascale", "schedule": "linear"}, ["ordered", "sharded", "server"]),
+    "batch norm over all workers": (lambda: sw.load_task("digits", ["bn=true", "dropout=0.2"]), DIGITS | {"batch_norm": "sync", "steps": 4}, ["ordered", "sharded"]),
+    "batch norm over all workers, micro batches": (models.wide_mlp, DIGITS | {"batch_norm": "sync", "micro_batch": 8, "steps": 3}, ["ordered"]),
     "growth": (models.wide_mlp, DIGITS | {"schedule": "growth", "drop": 2}, ["ordered", "sharded"]),
     "allreduce": (lambda: sw.load_task("digits"), DIGITS, ["allreduce"]),
 }  # fmt: skip

@@ -16,6 +16,7 @@ from scalewise.engine.flat import is_dense
 from scalewise.engine.team import Team
 from scalewise.errors import RecipeError, TaskError
 from scalewise.nn import to_ghost_batch_norm
+from scalewise.nn.sync import _GlobalBatchNorm, to_global_batch_norm
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 
@@ -37,6 +38,9 @@ class PlacedModel:
             )
         if recipe.ghost_batch:
             model = to_ghost_batch_norm(model, recipe.ghost_batch)
+        if recipe.batch_norm == "sync":
+            model = to_global_batch_norm(model)
+            _check_sync(model, recipe, task)
         model = model.to(team.device)
         if recipe.layout == "channels_last":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -149,9 +153,28 @@ def _check_batch_norm(model: nn.Module, recipe: Recipe) -> None:
             "SyncBatchNorm takes statistics over processes, which are not part of the recipe; use nn.BatchNorm, whose "
             "statistics are per worker here"
         )
-    group = recipe.ghost_batch or recipe.rows
+    group = recipe.ghost_batch or recipe.rows * (recipe.workers if recipe.batch_norm == "sync" else 1)
     if group < 2 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         raise RecipeError(
             f"batch norm needs at least 2 samples per group, got {group}; raise --worker-batch or --micro-batch, "
             f"or use a model without batch norm"
+        )
+
+
+def _check_sync(model: nn.Module, recipe: Recipe, task: Task) -> None:
+    """Refuse what cannot be shared by workers that run in lockstep."""
+    if recipe.compile:
+        raise RecipeError(
+            "--batch-norm sync stops in the middle of the model, which --compile cannot; drop one of them"
+        )
+    others = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase) and module.track_running_stats and not isinstance(module, _GlobalBatchNorm)
+    ]
+    if others or task.buffers:
+        name = [*others, *task.buffers][0]
+        raise TaskError(
+            f"--batch-norm sync runs all workers through the model at once, and {name} keeps values of each of them; "
+            f"use --batch-norm worker"
         )

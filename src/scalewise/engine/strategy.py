@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,7 @@ from torch import Tensor
 from scalewise.engine import reductions
 from scalewise.engine.feed import Feed
 from scalewise.engine.flat import Bucket, FlatLayout
+from scalewise.engine.lockstep import Lockstep, check_lockstep
 from scalewise.engine.model import PlacedModel
 from scalewise.engine.placement import Placement, loader_processes
 from scalewise.engine.reductions.protocol import Scale
@@ -20,6 +22,7 @@ from scalewise.engine.team import Gathered, Team
 from scalewise.engine.tree import share
 from scalewise.engine.update import FlatOptimizer, Reader, StateEntry
 from scalewise.engine.workers import Workers, numbers_tensor
+from scalewise.nn.sync import exchanging
 from scalewise.recipe import Recipe
 from scalewise.schedules import Cuts
 from scalewise.tasks.task import Number, Task
@@ -81,6 +84,10 @@ class DataParallel:
         self._recipe, self._cuts, self._team = recipe, cuts, team
         self._wants_norms = placement.noise or recipe.lr_rule == "adascale"
         self._weight_is_samples = task.weight_is_samples
+        self._lockstep: Lockstep | None = None
+        if recipe.batch_norm == "sync" and self.model.averages:
+            check_lockstep(team.device, len(self._mine))
+            self._lockstep = Lockstep(team, self._counts)
 
         self._averages = [*self.model.averages.values()] if recipe.workers > 1 else []
         averages = self.model.averages if recipe.workers > 1 else {}  # one worker's are the model's own
@@ -125,8 +132,9 @@ class DataParallel:
             known = [[row[1]] for row in rows] + [[last_weight]]
             weights.append(self._team.gather_rows(numbers_tensor(known, self._team.device), self._counts))
 
-        parts = self._cuts.parts(step)
-        measures = self._wants_norms and self._recipe.workers * parts * self._recipe.micro_batches > 1
+        if self._lockstep is not None:
+            return self._gradients_in_lockstep(self._lockstep, step, signal)
+        measures = self._measures(step)
         if len(self._mine) > 1:
             self.model.remember_buffers()
         for leaf, worker in enumerate(self._mine):
@@ -139,12 +147,39 @@ class DataParallel:
             rows.append([*numbers, signal])
             if ready is None:
                 self._fold.put(leaf, [*gradients, *self._averages])
-        self.model.check_fixed_buffers()
         if len(self._reduction.buckets) == 1:
             self._reduction.launch(self._reduction.buckets[0])
+        return self._reduced(step, rows, weights)
+
+    def _gradients_in_lockstep(self, lockstep: Lockstep, step: int, signal: int) -> StepNumbers:
+        """The same where layers need numbers of all workers in the middle of a pass."""
+        compute = self.workers.gradient
+        together = [
+            functools.partial(compute, step, worker, self._measures(step), together=True) for worker in self._mine
+        ]
+        with exchanging(self.model.module, lockstep.exchange):
+            results = lockstep.run(together)
+        rows = [[*numbers, signal] for _, numbers in results]
+        weights = []
+        if not self._weight_is_samples:
+            known = numbers_tensor([[row[1]] for row in rows], self._team.device)
+            weights.append(self._team.gather_rows(known, self._counts))
+        for leaf, (gradients, _) in enumerate(results):
+            self._fold.put(leaf, [*gradients, *self._averages])
+        for bucket in self._reduction.buckets:
+            self._reduction.launch(bucket)
+        return self._reduced(step, rows, weights)
+
+    def _measures(self, step: int) -> bool:
+        groups = self._recipe.workers * self._cuts.parts(step) * self._recipe.micro_batches
+        return self._wants_norms and groups > 1
+
+    def _reduced(self, step: int, rows: list[list[Number]], weights: list[Gathered]) -> StepNumbers:
+        """Wait for the sum over workers and make it a mean; the numbers are on their way."""
+        self.model.check_fixed_buffers()
         gathered = self._team.gather_rows(numbers_tensor(rows, self._team.device), self._counts)
-        self._reduction.finish(self._mean(weights, parts))
-        measured = measures or self._recipe.clip_norm is not None
+        self._reduction.finish(self._mean(weights, self._cuts.parts(step)))
+        measured = self._measures(step) or self._recipe.clip_norm is not None
         return StepNumbers(gathered, self._clipped() if measured else None)
 
     def _when_ready(self, leaf: int) -> Callable[[int, Tensor], None]:

@@ -7,6 +7,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,16 +37,29 @@ def seed_everything(seed: int, device: torch.device) -> None:
     np.random.seed(seed & 0xFFFFFFFF)
 
 
+RandomState = tuple[Tensor, Any, Any]
+
+
+def random_state() -> RandomState:
+    """Where the generators of this processor are: torch's, Python's and numpy's."""
+    return torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+
+
+def set_random_state(state: RandomState) -> None:
+    """Put the generators back to where they were."""
+    torch.default_generator.set_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Put the generators back afterwards, so that loading data does not change what a model draws."""
-    before = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+    before = random_state()
     try:
         yield
     finally:
-        torch.default_generator.set_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
+        set_random_state(before)
 
 
 class SampleStream:

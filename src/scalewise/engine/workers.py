@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -15,7 +15,7 @@ from scalewise.engine.flat import sum_of_squares
 from scalewise.engine.model import PlacedModel
 from scalewise.recipe import Recipe
 from scalewise.schedules import Cuts
-from scalewise.tasks.task import Loss, MeanLoss, Number, Task
+from scalewise.tasks.task import Batch, Loss, MeanLoss, Number, Task
 
 Ready = Callable[[int, Tensor], None]  # (number of the parameter, this worker's gradient of it)
 
@@ -68,6 +68,7 @@ class Workers:
         measure: bool,
         ready: Ready | None = None,
         forwarded: Callable[[Number], None] | None = None,
+        together: bool = False,
     ) -> tuple[list[Tensor], list[Number]]:
         """The gradients of one worker, scaled by 1 ÷ worker batch, and its numbers.
 
@@ -76,6 +77,7 @@ class Workers:
             measure: whether to take the norm of every micro batch's gradient.
             ready: told of each parameter's gradient as it comes, in the last backward pass.
             forwarded: told the worker's weight when it is known, before the last backward pass.
+            together: whether other workers are under way in lockstep, so that nothing may be shared with them.
 
         The numbers are (loss total, weight, Σ‖mean gradient of a micro batch‖², metric totals and weights …).
         """
@@ -84,23 +86,26 @@ class Workers:
         numbers: list[Number] = []
         gradients: list[Tensor] = []
         micro_batches = self._cuts.parts(step) * recipe.micro_batches
-        for micro in range(micro_batches):
-            loss = self._forward(step, worker, micro)
+        batches: Iterator[Batch] = (self._feed.batch(step, worker, micro) for micro in range(micro_batches))
+        sums = self._sums
+        if together:
+            batches, sums = iter([*batches]), [torch.empty_like(part) for part in sums]
+        for micro, batch in enumerate(batches):
+            loss = self._forward(batch)
             row = self._row(loss)
             numbers = [sum(pair) for pair in zip(numbers, row, strict=True)] if micro else row
             last = micro == micro_batches - 1
             if last and forwarded is not None:
                 forwarded(numbers[1])
             self._began = micro > 0
-            gradients = self._backward(loss, ready if last else None)
+            gradients = self._gradients_alone(loss) if together else self._backward(loss, ready if last else None)
             if measure:
                 numbers[2] += self._square_norm(gradients) * (recipe.worker_batch / row[1]) ** 2
-            if self._sums and not (last and ready):
-                (torch._foreach_add_ if micro else torch._foreach_copy_)(self._sums, gradients)
-        return self._sums or gradients, numbers
+            if sums and not (last and ready):
+                (torch._foreach_add_ if micro else torch._foreach_copy_)(sums, gradients)
+        return sums or gradients, numbers
 
-    def _forward(self, step: int, worker: int, micro: int) -> Loss | MeanLoss:
-        batch = self._feed.batch(step, worker, micro)
+    def _forward(self, batch: Batch) -> Loss | MeanLoss:
         with precision(self._recipe, self._device):
             return self._task.evaluate(self._model.call, batch, self._recipe.label_smoothing)  # type: ignore[arg-type]
 
@@ -109,13 +114,20 @@ class Workers:
             parameter.grad = None
         if ready is not None:
             self._ready, self._waiting = ready, set(range(len(self._parameters)))
-        loss.backward(self._recipe.worker_batch)
+        start, gradient = loss.root(self._recipe.worker_batch)
+        start.backward(gradient=gradient)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         if ready is not None:
             for number in sorted(self._waiting):  # the loss did not depend on these
                 self._tell(number, gradients[number])
             self._ready = None
         return gradients
+
+    def _gradients_alone(self, loss: Loss | MeanLoss) -> list[Tensor]:
+        """The gradients without a trace in the parameters, which other workers' backward passes use too."""
+        start, gradient = loss.root(self._recipe.worker_batch)
+        found = torch.autograd.grad(start, self._parameters, gradient, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
 
     def _row(self, loss: Loss | MeanLoss) -> list[Number]:
         pairs = loss.pairs()

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from scalewise.nn.convert import convert
+
 
 class _GhostBatchNorm(_BatchNorm):
     ghost_batch: int
@@ -84,21 +86,8 @@ KINDS: dict[type[nn.Module], type[_GhostBatchNorm]] = {
 
 def to_ghost_batch_norm(model: nn.Module, ghost_batch: int) -> nn.Module:
     """The same model with every batch norm turned into ghost batch norm; parameters and names are kept."""
-    kind = KINDS.get(type(model))
-    if kind is not None:
-        assert isinstance(model, _BatchNorm)
-        ghost = kind(
-            model.num_features,
-            ghost_batch,
-            model.eps,
-            model.momentum,
-            model.affine,
-            model.track_running_stats,
-        )
-        ghost.train(model.training)
-        for name, value in (*model._parameters.items(), *model._buffers.items()):
-            setattr(ghost, name, value)
-        return ghost
-    for name, child in model.named_children():
-        setattr(model, name, to_ghost_batch_norm(child, ghost_batch))
-    return model
+
+    def ghost(norm: _BatchNorm, kind: type[_GhostBatchNorm]) -> _GhostBatchNorm:
+        return kind(norm.num_features, ghost_batch, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+
+    return convert(model, KINDS, ghost)
