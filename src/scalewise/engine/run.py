@@ -105,7 +105,12 @@ def make_folder(out: Path | None, task: str) -> RunFolder:
 def begin(folder: RunFolder, run: RunRecipe, device: str, processes: int) -> None:
     """Write what is known before the first step; a resumed run keeps the environment it was begun in."""
     derived = [value.to_json() for value in run.derived]
-    content = {"task": run.task, "settings": run.settings, "recipe": run.recipe.model_dump(), "derived": derived}
+    content: dict[str, Any] = {
+        "task": run.task,
+        "settings": run.settings,
+        "recipe": run.recipe.model_dump(),
+        "derived": derived,
+    }
     if run.hold_out:
         content["hold_out"] = True
     write_atomically(folder.recipe, json.dumps(content, indent=2) + "\n")
