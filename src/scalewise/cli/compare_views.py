@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -23,12 +24,13 @@ from scalewise.compare.tuning import Tuned
 MARKERS = "●○◆◇▲△■□"
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white", "white")
 CHART_WIDTH, CHART_HEIGHT = 56, 9
-WIDE = 100  # columns in which everything has room
 
 
 def value(metric: Metric, amount: float) -> str:
     """A metric's value, without its unit."""
-    return f"{100 * amount:.2f}" if metric.is_share else number(amount)
+    if metric.is_share:
+        return f"{100 * amount:.2f}"
+    return number(amount) if abs(amount) < 1e6 else f"{amount:.2e}"
 
 
 def signed(metric: Metric, amount: float) -> str:
@@ -68,27 +70,44 @@ def rows_table(rows: Sequence[Row], metric: Metric, width: int, seeds: int | Non
 
     Arguments:
         rows, metric: what is shown.
-        width: of the terminal; a narrow one shows neither samples nor the training metric.
+        width: of the terminal; where there is no room, samples and the training metric are left out.
         seeds: on the way there: how many seeds have ended of how many, instead of the differences from single.
     """
-    columns = [
-        ("row", [f"[bold]{row.name}[/bold]" for row in rows]),
-        ("workers", [str(row.workers) for row in rows] if _several(rows) else []),
-        ("global\nbatch", [f"{row.global_batch:,}" for row in rows]),
-        ("peak\nLR", [_shown(row.lr) for row in rows]),
-        ("steps", [_shown(row.steps) for row in rows]),
-        ("samples", [_shown(row.samples) for row in rows] if width >= WIDE else []),
-        (f"test\n{metric.name.replace('_', ' ')}", [_test(row, metric) for row in rows]),
-        ("train", [spread_text(metric, Spread(row.train.mean, None, [])) for row in rows] if width >= WIDE else []),
-        ("samples\na second", [_shown(row.samples_per_second) for row in rows]),
-        ("against\nsingle", [_against(row, metric) for row in rows] if seeds is None else []),
-        ("seeds\ndone", [f"{len(row.seeds) + len(row.failed)}/{seeds}" for row in rows] if seeds is not None else []),
+    columns = {
+        "row": [f"[bold]{row.name}[/bold]" for row in rows],
+        "workers": [str(row.workers) for row in rows],
+        "global\nbatch": [f"{row.global_batch:,}" for row in rows],
+        "peak\nLR": [_shown(row.lr) for row in rows],
+        "steps": [_shown(row.steps) for row in rows],
+        "samples": [_shown(row.samples) for row in rows],
+        f"test\n{metric.name.replace('_', ' ')}": [_test(row, metric) for row in rows],
+        "train": [spread_text(metric, Spread(row.train.mean, None, [])) for row in rows],
+        "samples\na second": [_shown(row.samples_per_second) for row in rows],
+        "against\nsingle": [_against(row, metric) for row in rows],
+        "seeds\ndone": [f"{len(row.seeds) + len(row.failed)}/{seeds}" for row in rows],
+    }
+    del columns["seeds\ndone" if seeds is None else "against\nsingle"]
+    if not _several(rows):
+        del columns["workers"]
+    for spare in ("samples", "train"):
+        if _width(columns) > width:
+            del columns[spare]
+    return _table(columns)
+
+
+def _width(columns: Mapping[str, Sequence[str]]) -> int:
+    """The columns that a table takes, two between its own."""
+    cells = [
+        [*heading.split("\n"), *(Text.from_markup(cell).plain for cell in body)] for heading, body in columns.items()
     ]
-    columns = [column for column in columns if column[1]]
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", collapse_padding=True)
-    for heading, _ in columns:
+    return sum(max(cell_len(cell) for cell in column) + 2 for column in cells) - 2
+
+
+def _table(columns: Mapping[str, Sequence[str]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for heading in columns:
         table.add_column(heading, justify="left" if heading == "row" else "right", no_wrap=True)
-    for cells in zip(*(cells for _, cells in columns), strict=True):
+    for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table
 
@@ -121,12 +140,18 @@ def _against(row: Row, metric: Metric) -> str:
 def sentences(rows: Sequence[Row], metric: Metric, seeds: int) -> Iterator[str]:
     """What the table says: which differences from single exceed seed noise, and what failed."""
     unit = "points of accuracy" if metric.is_share else metric.name.replace("_", " ")
+    several = _several(rows)
+    alike = []
     for row in rows:
-        name = f"{row.name} with {row.workers} workers" if _several(rows) else row.name
-        if row.difference is not None:
+        name = f"{row.name} with {row.workers} worker{'' if row.workers == 1 else 's'}" if several else row.name
+        if row.difference is not None and several and not row.difference.beats_noise:
+            alike.append(name)
+        elif row.difference is not None:
             yield _sentence(name, metric, row.difference, unit)
         for seed, reason in row.failed:
-            yield f"{name} {'diverged' if row.diverged else 'failed'} with seed {seed}: {escape(reason)}"
+            yield f"[bold]{name}[/bold] has no result with seed {seed}: {escape(reason)}"
+    if alike:
+        yield f"cannot be told from single with these seeds: {', '.join(alike)}"
     if seeds < 2:
         yield "one seed says nothing about noise: give --seeds 2 or more"
     elif not any(row.name == "single" or (row.name == "naive" and row.workers == 1) for row in rows):

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -101,6 +102,7 @@ class Pool:
         self._started += 1
         log = self._setup.folder / f"process-{self._started}.log"
         process = self._context.Process(target=_serve, args=(theirs, self._setup, log), name=f"process {self._started}")
+        resource_tracker.ensure_running()  # started with the first process, it would unblock the signal
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:  # it inherits the blocked signal: a terminal sends Ctrl-C to everybody, and this process decides
             process.start()
@@ -162,6 +164,7 @@ def _serve(connection: Connection, setup: Setup, log: Path) -> None:
         if idle.is_set():
             sys.exit(0)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, ask)
     _speak_into(log)
     _end_with_parent()
