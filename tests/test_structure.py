@@ -20,7 +20,7 @@ LAYERS = [
     {"recipe", "records"},
     {"optim", "nn", "schedules", "noise", "adascale", "tasks"},
     {"engine"},
-    {"measure", "bench"},
+    {"measure", "bench", "compare"},
     {"plan", "forecast", "doctor"},
     {"report"},
     {"cli"},

@@ -246,7 +246,7 @@ def _derive_rates(recipe: Recipe, derive: Any, samples: int | None) -> None:  # 
     chosen = recipe.model_fields_set
     rule = recipe.lr_rule
     if "lr_rule" not in chosen:
-        rule = "sqrt" if recipe.optimizer in ADAPTIVE else "linear"
+        rule = fitting_rule(recipe)
         law = "grows with the root of the batch" if rule == "sqrt" else "grows with the batch"
         derive(
             "lr_rule",
@@ -254,10 +254,28 @@ def _derive_rates(recipe: Recipe, derive: Any, samples: int | None) -> None:  # 
             f"{recipe.workers} workers average more noise away; {recipe.optimizer}'s rate {law}",
         )
     if "warmup_epochs" not in chosen and rule != "none":
-        epochs = recipe.epochs
-        if recipe.steps is not None and samples is not None:
-            epochs = recipe.steps * recipe.global_batch / samples
-        derive("warmup_epochs", round(min(5.0, epochs / 10), 4), "a scaled rate is too large for the first steps")
+        derive("warmup_epochs", fitting_warmup(recipe, samples), "a scaled rate is too large for the first steps")
+
+
+def fitting_rule(recipe: Recipe) -> LrRule:
+    """The LR rule that fits the optimizer: the square root for adaptive ones, else linear (Goyal et al. 2017).
+
+    >>> fitting_rule(Recipe(optimizer="adam")), fitting_rule(Recipe(optimizer="momentum"))
+    ('sqrt', 'linear')
+    """
+    return "sqrt" if recipe.optimizer in ADAPTIVE else "linear"
+
+
+def fitting_warmup(recipe: Recipe, samples: int | None) -> float:
+    """Epochs of warm-up: a tenth of the budget, at most 5.
+
+    >>> fitting_warmup(Recipe(epochs=12.0), None)
+    1.2
+    """
+    epochs = recipe.epochs
+    if recipe.steps is not None and samples is not None:
+        epochs = recipe.steps * recipe.global_batch / samples
+    return round(min(5.0, epochs / 10), 4)
 
 
 def differing_fields(stored: Recipe, wanted: Recipe) -> list[str]:

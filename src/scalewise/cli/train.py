@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import errno
 import json as to_json
-import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,9 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
 from scalewise.cli import views
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, recipe_flags
 from scalewise.engine.placement import (
     DeviceName,
     Placement,
@@ -28,16 +25,11 @@ from scalewise.engine.placement import (
     default_processes,
 )
 from scalewise.errors import (
-    CheckpointError,
-    DataError,
     Failed,
     LostContact,
-    ProcessFailed,
     RecipeError,
     RunFolderError,
     ScalewiseError,
-    TaskError,
-    UserCodeError,
 )
 from scalewise.recipe import Derived, Recipe, RecipeMode, resolve
 
@@ -49,26 +41,7 @@ if TYPE_CHECKING:
     from scalewise.records import Result
     from scalewise.tasks.task import Task
 
-RECIPE = Group("Recipe (how it is learned; part of the result)", sort_key=1)
-PLACEMENT = Group("Placement (where it runs; never changes an exact result)", sort_key=2)
-OUTPUT = Group("Output", sort_key=3)
-STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-
-
-def _recipe_flags() -> type:
-    """A dataclass with every recipe field as an optional flag: the recipe is the one list of them."""
-    columns = [
-        (
-            name,
-            Annotated[field.annotation | None, Parameter(help=field.description, group=RECIPE)],  # type: ignore[operator]
-            dataclasses.field(default=None),
-        )
-        for name, field in Recipe.model_fields.items()
-    ]
-    return dataclasses.make_dataclass("RecipeFlags", columns, frozen=True, namespace={"__module__": __name__})
-
-
-RecipeFlags = _recipe_flags()
+RecipeFlags = recipe_flags(__name__)
 
 
 @dataclass(frozen=True)
@@ -165,7 +138,7 @@ def _start(request: Request) -> int:
     from scalewise.engine.team import takes_part
     from scalewise.tasks.load import load_task
 
-    _download(request)
+    download(request.task_spec, request.data, request.quiet)
     task = load_task(request.task_spec, request.settings, request.data)
     if takes_part():
         return _take_part(request, task)
@@ -180,17 +153,6 @@ def _start(request: Request) -> int:
     return _report(_train(request, task, run, resumed), request)
 
 
-def _download(request: Request) -> None:
-    """Fetch a built-in task's data, where they are nowhere to be found, before anybody waits for them in silence."""
-    from scalewise.tasks import BUILT_IN, sources
-
-    source = BUILT_IN[request.task_spec].published() if request.task_spec in BUILT_IN else None
-    if source is not None and sources.find(source, request.data) is None:
-        view = views.DownloadView(request.quiet)
-        with view.live():
-            sources.read(source, request.data, view.show)
-
-
 def _resolve(request: Request, task: Task) -> tuple[RunRecipe, RunFolder | None]:
     """The complete recipe, and the folder of the run to go on from if there is one."""
     from scalewise.engine.run import RunRecipe, check_folder, check_same, check_writable, read_recipe
@@ -202,7 +164,9 @@ def _resolve(request: Request, task: Task) -> tuple[RunRecipe, RunFolder | None]
         changes = request.given
         if "epochs" in changes and "steps" not in changes:
             changes = changes | {"steps": None}
-        wanted = RunRecipe(request.task_spec, request.settings, stored.recipe.replace(**changes), stored.derived)
+        wanted = RunRecipe(
+            request.task_spec, request.settings, stored.recipe.replace(**changes), stored.derived, stored.hold_out
+        )
         check_same(stored, wanted, resumed, task.validation is not None)
         check_writable(resumed.path)
         return wanted, resumed
@@ -213,7 +177,7 @@ def _resolve(request: Request, task: Task) -> tuple[RunRecipe, RunFolder | None]
     samples = len(open_samples(task.train, 0, "training"))
     automatic: RecipeMode = "auto" if mode == "auto" else "plain"
     recipe, derived = resolve(base, request.given, automatic, available_cores(), samples)
-    if recipe.compile and not _compiles(request.placement):
+    if recipe.compile and not compiles(request.placement.device):
         recipe = recipe.replace(compile=False)
         derived.append(Derived("compile", False, "torch.compile needs a C++ compiler on a CPU; found none"))
     return RunRecipe(request.task_spec, request.settings, recipe, derived), None
@@ -232,11 +196,6 @@ def _resumed(request: Request, task: Task) -> RunFolder | None:
     if request.out is None:
         return newest(task.name, Path("runs"))
     return RunFolder(request.out) if RunFolder(request.out).recipe.is_file() else None
-
-
-def _compiles(placement: Placement) -> bool:
-    names = (os.environ.get("CXX", "c++"), "g++", "clang++")
-    return placement.device == "cuda" or any(shutil.which(name) for name in names)
 
 
 def _take_part(request: Request, task: Task) -> int:
@@ -268,15 +227,17 @@ def _take_part(request: Request, task: Task) -> int:
 
 def _train(request: Request, task: Task, run: RunRecipe, resumed: RunFolder | None) -> Result:
     """Train on this process, and draw and store if it leads."""
+    from scalewise.engine.failures import translated
     from scalewise.engine.loop import Training
 
+    every = request.checkpoint_steps
     try:
-        with Training(task, run.recipe, request.placement, run.derived, request.checkpoint_steps) as training:
+        with Training(task, run.recipe, request.placement, run.derived, every, run.hold_out) as training:
             return _train_and_store(request, run, resumed, training)
     except ScalewiseError:
         raise
     except Exception as error:
-        raise _translated(error) from error
+        raise translated(error) from error
 
 
 def _train_and_store(request: Request, run: RunRecipe, resumed: RunFolder | None, training: Training) -> Result:
@@ -349,32 +310,6 @@ def _agree_on_folder(request: Request, training: Training) -> RunFolder:
     if training.team.size > 1:
         dist.broadcast_object_list(paths, 0)
     return RunFolder(Path(paths[0]))
-
-
-def _translated(error: Exception) -> ScalewiseError:
-    """What an unexpected error means to the person."""
-    import torch.distributed as dist
-
-    from scalewise.frames import user_frames
-
-    message = str(error)
-    if "deterministic" in message and isinstance(error, RuntimeError):
-        operation = message.split(" does not have")[0]
-        return TaskError(
-            f"{operation} has no deterministic version, so its result would not repeat; replace it in the model, or "
-            f"give exactness up with --reduce allreduce"
-        )
-    if isinstance(error, IndexError) and message.startswith("Target "):
-        return DataError(
-            f"labels must be below the number of the model's outputs: {message}; correct them or the model"
-        )
-    if message.startswith("DataLoader worker"):  # torch raises it wherever the step is when the process dies
-        return ProcessFailed(f"a loader process died: {message.splitlines()[0].strip()} --resume goes on")
-    if isinstance(error, OSError) and error.errno in STORAGE_FULL:
-        return CheckpointError(f"the run could not be written: {error}; free disk space and go on with --resume")
-    if isinstance(error, dist.DistError) or ("gloo" in message.lower() and isinstance(error, RuntimeError)):
-        return LostContact(f"contact with another process was lost: {message.splitlines()[0]}")
-    return UserCodeError(f"training failed:\n{user_frames(error)}")
 
 
 def _report(result: Result, request: Request) -> int:

@@ -66,6 +66,7 @@ class Training:
         placement: Placement,
         derived: list[Derived] | None = None,
         pause_every: int | None = None,
+        hold_out: bool = False,
     ) -> None:
         """Nothing happens before `with`.
 
@@ -73,10 +74,12 @@ class Training:
             task, recipe, placement: what, how and where.
             derived: reasons for values of the recipe, passed on to the result.
             pause_every: steps after which all numbers are read, so that the caller may take a snapshot.
+            hold_out: keep a tenth of the training data out for validation where the task has none, although nothing in
+                the recipe asks for it.
         """
         self.recipe, threads = resolve(recipe, {}, "plain", available_cores())
         self.derived = (derived or []) + threads
-        self.task, self.placement, self.pause_every = task, placement, pause_every
+        self.task, self.placement, self.pause_every, self.hold_out = task, placement, pause_every, hold_out
         self.progress = Progress(exact=placement.exact)
         self.best: dict[str, Tensor] = {}
         self.final: dict[str, Tensor] = {}  # once training has ended: the model to use, with its right statistics
@@ -111,7 +114,7 @@ class Training:
         self.validation: Samples | None = None
         if task.validation is not None:
             self.validation = open_samples(task.validation, recipe.seed, "validation")
-        elif recipe.selects:
+        elif recipe.selects or self.hold_out:
             samples, self.validation = hold_out(samples)
         self.samples, self.test = samples, open_samples(task.test, recipe.seed, "test")
         self.cuts = schedules.Cuts(recipe, len(samples))

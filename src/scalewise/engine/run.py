@@ -66,12 +66,13 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class RunRecipe:
-    """What recipe.json says: which task with which settings, and how it is learned."""
+    """What recipe.json says: which task with which settings, how it is learned, and whether a tenth is held out."""
 
     task: str
     settings: list[str]
     recipe: Recipe
     derived: list[Derived]
+    hold_out: bool = False
 
 
 def check_folder(out: Path | None) -> None:
@@ -112,7 +113,14 @@ def make_folder(out: Path | None, task: str) -> RunFolder:
 def begin(folder: RunFolder, run: RunRecipe, device: str, processes: int) -> None:
     """Write what is known before the first step; a resumed run keeps the environment it was begun in."""
     derived = [value.to_json() for value in run.derived]
-    content = {"task": run.task, "settings": run.settings, "recipe": run.recipe.model_dump(), "derived": derived}
+    content: dict[str, Any] = {
+        "task": run.task,
+        "settings": run.settings,
+        "recipe": run.recipe.model_dump(),
+        "derived": derived,
+    }
+    if run.hold_out:
+        content["hold_out"] = True
     write_atomically(folder.recipe, json.dumps(content, indent=2) + "\n")
     if not folder.environment.exists():
         write_atomically(folder.environment, json.dumps(environment(device, processes), indent=2) + "\n")
@@ -145,7 +153,8 @@ def read_recipe(folder: RunFolder) -> RunRecipe:
     try:
         content = json.loads(folder.recipe.read_text())
         derived = [Derived(**value) for value in content["derived"]]
-        return RunRecipe(content["task"], content["settings"], Recipe(**content["recipe"]), derived)
+        recipe, held_out = Recipe(**content["recipe"]), bool(content.get("hold_out", False))
+        return RunRecipe(content["task"], content["settings"], recipe, derived, held_out)
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{folder.recipe} must be a stored recipe, got something else: {error}") from None
 
@@ -166,16 +175,17 @@ def check_same(stored: RunRecipe, wanted: RunRecipe, folder: RunFolder, has_vali
             f"on resume only epochs, steps, patience, target and the placement may change: drop "
             f"--{name.replace('_', '-')}"
         )
-    if stored.recipe.selects != wanted.recipe.selects and not has_validation:
+    before, after = (run.recipe.selects or run.hold_out for run in (stored, wanted))
+    if before != after and not has_validation:
         raise RunFolderError(
-            f"{folder.path} was trained on {'nine tenths' if stored.recipe.selects else 'all'} of the training data; "
+            f"{folder.path} was trained on {'nine tenths' if before else 'all'} of the training data; "
             f"--patience and --target hold a tenth out, or no longer do: give the task validation data, or start anew"
         )
 
 
-def newest(task: str, root: Path) -> RunFolder | None:
-    """The newest unfinished or finished run of a task under `root`."""
-    runs = [path for path in root.glob(f"{task}-*/recipe.json") if _STAMP.fullmatch(path.parent.name[len(task) :])]
+def newest(task: str, root: Path, file: str = "recipe.json") -> RunFolder | None:
+    """The newest unfinished or finished run of a task under `root`, known by a file that it holds."""
+    runs = [path for path in root.glob(f"{task}-*/{file}") if _STAMP.fullmatch(path.parent.name[len(task) :])]
     return RunFolder(max(runs, key=lambda path: path.stat().st_mtime).parent) if runs else None
 
 

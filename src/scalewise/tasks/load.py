@@ -42,6 +42,11 @@ def load_task(spec: str, settings: Sequence[str] = (), data: Path | None = None)
     return task if task.name != "task" else dataclasses.replace(task, name=_short_name(spec))
 
 
+def settings_of(spec: str) -> list[str]:
+    """The names that `--set` takes for a task."""
+    return [*inspect.signature(_find(spec)).parameters]
+
+
 def _short_name(spec: str) -> str:
     return Path(spec).stem if spec.endswith(".py") else spec.rpartition(":")[2]
 

@@ -1,0 +1,70 @@
+"""Means over seeds, and whether two rows differ by more than seeds do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from scipy.special import stdtrit
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A metric over seeds: mean, sample standard deviation (None for one value), and the values by seed."""
+
+    mean: float | None
+    std: float | None
+    values: list[float]
+
+    def to_json(self) -> dict[str, float | list[float] | None]:
+        """As it stands in a row."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def beats_noise(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
+    def to_json(self) -> dict[str, float]:
+        """As it stands in a row."""
+        return asdict(self)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and sample standard deviation.
+
+    >>> spread([1.0, 3.0])
+    Spread(mean=2.0, std=1.4142135623730951, values=[1.0, 3.0])
+    """
+    count = len(values)
+    mean = math.fsum(values) / count if count else None
+    std = None
+    if mean is not None and count > 1:
+        std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    return Spread(mean, std, list(values))
+
+
+def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Difference | None:
+    """The mean of (value − reference) over the seeds that both have, with its interval; None for fewer than two.
+
+    mean ± t(0.975, n − 1) · s ÷ √n, where s is the deviation of the differences: what a seed does to both (the start
+    weights, the order of the samples) cancels.
+    """
+    differences = spread([values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())])
+    if differences.mean is None or differences.std is None:
+        return None
+    count = len(differences.values)
+    half = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) * differences.std / math.sqrt(count)
+    return Difference(differences.mean, differences.mean - half, differences.mean + half)
