@@ -119,8 +119,9 @@ def test_public_names():
 def test_recipe_fields():
     assert list(Recipe.model_fields) == [
         "workers", "worker_batch", "micro_batch", "epochs", "steps", "optimizer", "lr", "lr_rule", "warmup_epochs",
-        "schedule", "drop", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "label_smoothing", "clip_norm",
-        "batch_norm", "statistics", "precision", "compile", "layout", "threads", "seed", "patience", "target",
+        "schedule", "drop", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "trust_coefficient",
+        "adapt_vectors", "label_smoothing", "clip_norm", "batch_norm", "statistics", "precision", "compile", "layout",
+        "threads", "seed", "patience", "target",
     ]  # fmt: skip
 
 

@@ -12,12 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from scalewise.errors import RecipeError
 
-OptimizerName = Literal["sgd", "momentum", "nesterov", "adam", "adamw"]
+OptimizerName = Literal["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb", "muon"]
 LrRule = Literal["none", "linear", "sqrt", "adascale"]
 ScheduleName = Literal["constant", "cosine", "linear", "step", "growth"]
 RecipeMode = Literal["auto", "plain"]
 
-ADAPTIVE = frozenset({"adam", "adamw"})
+ADAPTIVE = frozenset({"adam", "adamw", "lamb", "muon"})  # the step's length does not grow with the gradient's
 CHANGEABLE_ON_RESUME = frozenset({"epochs", "steps", "patience", "target"})
 
 
@@ -49,11 +49,15 @@ class Recipe(BaseModel):
         "lowers the rate",
     )
     drop: int = Field(10, ge=2, description="Factor by which step lowers the rate, or growth raises the global batch")
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of momentum and nesterov")
-    beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay of adam and adamw")
-    beta2: float = Field(0.999, ge=0, lt=1, description="Second-moment decay of adam and adamw")
-    epsilon: float = Field(1e-8, gt=0, description="Denominator offset of adam and adamw")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of momentum, nesterov, lars and muon")
+    beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay of adam, adamw, lamb and muon's adamw")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Second-moment decay of adam, adamw, lamb and muon's adamw")
+    epsilon: float = Field(1e-8, gt=0, description="Denominator offset of adam, adamw, lamb and muon's adamw")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay, as the optimizer defines it")
+    trust_coefficient: float = Field(
+        0.001, gt=0, description="Share of its own norm by which a layer moves at rate 1 (lars)"
+    )
+    adapt_vectors: bool = Field(False, description="Also adapt and decay biases and norm weights (lars, lamb)")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing of the training loss")
     clip_norm: float | None = Field(None, gt=0, description="Largest norm of the global gradient")
     batch_norm: str = Field(

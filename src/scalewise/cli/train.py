@@ -21,6 +21,7 @@ from scalewise.engine.placement import (
     Placement,
     ReduceName,
     available_cores,
+    check_optimizer,
     check_processes,
     default_processes,
 )
@@ -143,6 +144,7 @@ def _start(request: Request) -> int:
     if takes_part():
         return _take_part(request, task)
     run, resumed = _resolve(request, task)
+    check_optimizer(request.placement, run.recipe)
     if request.processes is not None:
         check_processes(request.processes, run.recipe)
     processes = request.processes or default_processes(run.recipe, request.placement.device)

@@ -115,7 +115,7 @@ def _follow(job: Job, training: Training, folder: RunFolder, report: Report) -> 
     for _ in stored_records(training, folder, None):
         now = time.monotonic()
         if now >= due:
-            report(Progress(job, training.progress.step, training.total_steps))
+            report(Progress(job, int(training.progress.learned), int(training.pace.total)))
             due = now + REPORT_SECONDS
 
 

@@ -44,6 +44,28 @@ class Bucket:
         return self.start + process * self.shard, self.start + (process + 1) * self.shard
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Weights that one process updates at once, where they begin in the flat vector, and the parameters in them."""
+
+    start: int
+    weights: Tensor
+    pieces: list[Piece]
+
+    def place(self, flat: Tensor) -> Tensor:
+        """The same place in another flat vector."""
+        found = flat[self.start : self.start + self.weights.numel()]
+        return found if self.weights.ndim == 1 else found.as_strided(self.weights.size(), self.weights.stride())
+
+    def places(self) -> list[tuple[str, slice]]:
+        """The parameters in it, and where."""
+        firsts = [piece.flat_start - self.start for piece in self.pieces]
+        return [
+            (piece.name, slice(first, first + piece.stop - piece.start))
+            for first, piece in zip(firsts, self.pieces, strict=True)
+        ]
+
+
 class FlatLayout:
     """Where each tensor lies in the flat vector."""
 

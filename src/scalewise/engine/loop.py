@@ -21,7 +21,7 @@ from scalewise.engine.memory import keep_freed_memory
 from scalewise.engine.model import sha256
 from scalewise.engine.numerics import numerics
 from scalewise.engine.pace import Pace, Progress
-from scalewise.engine.placement import Placement, available_cores, check_processes, loader_processes
+from scalewise.engine.placement import Placement, available_cores, check_optimizer, check_processes, loader_processes
 from scalewise.engine.samples import Samples, check_finite, hold_out, open_samples
 from scalewise.engine.statistics import recomputed, recomputes
 from scalewise.engine.strategy import DataParallel, StepNumbers, Strategy
@@ -92,6 +92,7 @@ class Training:
         with ExitStack() as stack:
             self.team = stack.enter_context(teams.joined(self.placement.device))
             check_processes(self.team.size, self.recipe)
+            check_optimizer(self.placement, self.recipe)
             if self.team.device.type == "cpu":
                 keep_freed_memory()
             stack.enter_context(numerics(self.recipe, self.team.device, self.placement.exact))

@@ -71,6 +71,15 @@ def loader_processes(placement: Placement, processes_here: int) -> int:
     return max(1, min(MOST_LOADERS, available_cores() // processes_here))
 
 
+def check_optimizer(placement: Placement, recipe: Recipe) -> None:
+    """Refuse to split what an optimizer needs whole."""
+    if placement.shard_optimizer and recipe.optimizer == "muon":
+        raise PlacementError(
+            "--optimizer muon needs whole matrices on every process, which --shard-optimizer takes apart; "
+            "drop --shard-optimizer"
+        )
+
+
 def check_processes(processes: int, recipe: Recipe) -> None:
     """Refuse a number of processes that the workers cannot be spread over."""
     if not 1 <= processes <= recipe.workers:

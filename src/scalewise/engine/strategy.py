@@ -98,7 +98,7 @@ class DataParallel:
         self._overlap = _Overlap(self._layout, self._reduction.buckets, self._reduction.launch)
         if len(self._reduction.buckets) > 1:
             self.workers.listen()
-        self._optimizer = FlatOptimizer(recipe, self._layout, self._weights, self._reduction.owned)
+        self._optimizer = FlatOptimizer(recipe, self._layout, self._weights, self._reduction)
         source = self._weights if self._reduction.spreads else self._reduction.sum
         self._new_averages = self._layout.views(source)[len(self.model.parameters) :]
 

@@ -1,8 +1,9 @@
 """The optimizer on the flat weights: a few long vectors instead of many tensors.
 
 Element-wise updates do not depend on where a vector is cut (tests/test_optim.py), so one update of a long stretch gives
-the bytes of one update per parameter, with as many kernels as one parameter needs. Its state is known by parameter
-name all the same, so that a checkpoint can be read on any number of processes.
+the bytes of one update per parameter, with as many kernels as one parameter needs. LARS and LAMB need norms of whole
+parameters besides (layerwise.py), Muon whole matrices. The state is known by parameter name all the same, so that a
+checkpoint can be read on any number of processes.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from scalewise.engine.flat import FlatLayout, Piece
-from scalewise.optim import OPTIMIZERS
+from scalewise.engine.flat import FlatLayout, Piece, Stretch, in_memory_order
+from scalewise.engine.layerwise import LAYER_WISE
+from scalewise.engine.reductions.protocol import Reduction
+from scalewise.optim import ELEMENT_WISE, OPTIMIZERS
 from scalewise.recipe import Recipe
 
 Reader = Callable[[str, int, int], Tensor]  # (name, start, stop) -> those elements, one-dimensional
@@ -32,38 +36,57 @@ class StateEntry:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Stretch:
-    """A stretch of the flat weights that this process updates, and the parameters in it."""
+class Rule(Protocol):
+    """How weights change, and what is kept from step to step for each stretch of them."""
 
-    start: int
-    weights: Tensor
-    pieces: list[Piece]
-
-
-class FlatOptimizer:
-    """A torch optimizer for the stretches of the flat weights that this process owns."""
-
-    def __init__(self, recipe: Recipe, layout: FlatLayout, weights: Tensor, owned: list[tuple[int, int]]) -> None:
-        self._layout = layout
-        self._stretches = [
-            _Stretch(start, weights[start:stop].detach().requires_grad_(), layout.pieces([(start, stop)]))
-            for start, stop in layout.parameter_stretches(owned)
-        ]
-        leaves = [stretch.weights for stretch in self._stretches]
-        self._optimizer = OPTIMIZERS[recipe.optimizer](leaves, recipe) if leaves else None
-        self._step = inspect.unwrap(type(self._optimizer).step) if self._optimizer else None
+    state: dict[Tensor, dict[str, Tensor]]
 
     def step(self, gradient: Tensor, lr: float) -> None:
-        """Update the owned weights by the flat mean gradient; without the optimizer's profiling and hooks."""
+        """Update the stretches by the flat mean gradient."""
+
+
+class TorchRule:
+    """A torch optimizer whose parameters are the stretches; without its profiling and hooks."""
+
+    def __init__(self, recipe: Recipe, stretches: list[Stretch]) -> None:
+        self._stretches = stretches
+        leaves = [stretch.weights for stretch in stretches]
+        self._optimizer = OPTIMIZERS[recipe.optimizer](leaves, recipe) if leaves else None
+        self._step = inspect.unwrap(type(self._optimizer).step) if self._optimizer else None
+        self.state: dict[Tensor, dict[str, Tensor]] = self._optimizer.state if self._optimizer else {}
+
+    def step(self, gradient: Tensor, lr: float) -> None:
+        """Hand it the gradient and the rate."""
         if self._optimizer is None or self._step is None:
             return
         for stretch in self._stretches:
-            stretch.weights.grad = gradient[stretch.start : stretch.start + len(stretch.weights)]
+            stretch.weights.grad = stretch.place(gradient)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        with torch.no_grad():
-            self._step(self._optimizer)
+        self._step(self._optimizer)
+
+
+class FlatOptimizer:
+    """The recipe's optimizer for the part of the flat weights that this process owns."""
+
+    def __init__(self, recipe: Recipe, layout: FlatLayout, weights: Tensor, reduction: Reduction) -> None:
+        self._layout = layout
+        owned = layout.parameter_stretches(reduction.owned)
+        layer_wise = LAYER_WISE.get(recipe.optimizer)
+        if layer_wise or recipe.optimizer in ELEMENT_WISE:
+            self._stretches = [_stretch(layout, weights, *bounds) for bounds in owned]
+        else:
+            self._stretches = _whole_parameters(layout, weights, owned)
+        self._rule: Rule = (
+            layer_wise(recipe, layout, self._stretches, reduction.complete)
+            if layer_wise
+            else TorchRule(recipe, self._stretches)
+        )
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, lr: float) -> None:
+        """Update the owned weights by the flat mean gradient."""
+        self._rule.step(gradient, lr)
 
     def state(self) -> list[StateEntry]:
         """What is held here, by `optimizer.<kind>.<parameter>`."""
@@ -87,33 +110,45 @@ class FlatOptimizer:
         for stretch, state in zip(self._stretches, restored, strict=True):
             self._state(stretch).update(state)
 
-    def _state(self, stretch: _Stretch) -> dict[str, Tensor]:
-        assert self._optimizer is not None
-        state: dict[str, Tensor] = self._optimizer.state[stretch.weights]
-        return state
+    def _state(self, stretch: Stretch) -> dict[str, Tensor]:
+        return self._rule.state[stretch.weights]
 
-    def _entry(self, stretch: _Stretch, piece: Piece, kind: str, value: Tensor) -> StateEntry:
+    def _entry(self, stretch: Stretch, piece: Piece, kind: str, value: Tensor) -> StateEntry:
         name = f"{PREFIX}.{kind}.{piece.name}"
         if not value.ndim:
             return StateEntry(name, value.reshape(1), 0, ())
         first = piece.flat_start - stretch.start
         shape = tuple(self._layout.tensors[piece.name].shape)
-        return StateEntry(name, value[first : first + piece.stop - piece.start], piece.start, shape)
+        stored = in_memory_order(value)[first : first + piece.stop - piece.start]
+        return StateEntry(name, stored, piece.start, shape)
 
-    def _restored(self, stretch: _Stretch, kind: str, read: Reader) -> Tensor:
+    def _restored(self, stretch: Stretch, kind: str, read: Reader) -> Tensor:
         if kind == "step":
             return read(f"{PREFIX}.{kind}.{stretch.pieces[0].name}", 0, 1).reshape(())
         value = torch.zeros_like(stretch.weights)
+        flat = in_memory_order(value)
         for piece in stretch.pieces:
             first = piece.flat_start - stretch.start
-            value[first : first + piece.stop - piece.start] = read(
+            flat[first : first + piece.stop - piece.start] = read(
                 f"{PREFIX}.{kind}.{piece.name}", piece.start, piece.stop
             )
         return value.detach()
 
 
-def _stored(stretch: _Stretch, value: object) -> list[Piece]:
+def _stored(stretch: Stretch, value: object) -> list[Piece]:
     """The pieces under whose names a part of the state is stored: numbers only with a parameter's first piece."""
     if not isinstance(value, Tensor):
         return []
     return stretch.pieces if value.ndim else [piece for piece in stretch.pieces if piece.start == 0]
+
+
+def _stretch(layout: FlatLayout, weights: Tensor, start: int, stop: int) -> Stretch:
+    return Stretch(start, weights[start:stop].detach().requires_grad_(), layout.pieces([(start, stop)]))
+
+
+def _whole_parameters(layout: FlatLayout, weights: Tensor, owned: list[tuple[int, int]]) -> list[Stretch]:
+    """Each parameter in its shape."""
+    views = dict(zip(layout.tensors, layout.views(weights), strict=True))
+    pieces = layout.pieces(owned)
+    assert all(piece.stop - piece.start == views[piece.name].numel() for piece in pieces)
+    return [Stretch(piece.flat_start, views[piece.name].detach().requires_grad_(), [piece]) for piece in pieces]

@@ -1,7 +1,8 @@
-"""Optimizers by name: a table of functions from parameters and recipe to a torch optimizer.
+"""Optimizers: LARS, LAMB and Muon for anyone's loop, and all of them by name.
 
-All are torch's own element-wise kernels in their plain variant, so that a parameter's update does not depend on
-where its tensor is cut: the sharded optimizer updates pieces of tensors and must give the same bytes.
+The table holds functions from parameters and recipe to a torch optimizer. The element-wise ones are torch's own kernels
+in their plain variant, so that a parameter's update does not depend on where its tensor is cut: the sharded optimizer
+updates pieces of tensors and must give the same bytes. The engine has its own way with the others (engine/update.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from scalewise.optim.lamb import LAMB
+from scalewise.optim.lars import LARS
+from scalewise.optim.muon import Muon
 from scalewise.recipe import OptimizerName, Recipe
+
+__all__ = ["ELEMENT_WISE", "LAMB", "LARS", "OPTIMIZERS", "Builder", "Muon"]
 
 Builder = Callable[[Iterable[Tensor], Recipe], Optimizer]
 
@@ -48,10 +54,51 @@ def adamw(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     )
 
 
+def lars(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
+    """Momentum with a rate per layer (You et al. 2017)."""
+    return LARS(
+        parameters,
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        trust_coefficient=recipe.trust_coefficient,
+        adapt_vectors=recipe.adapt_vectors,
+    )
+
+
+def lamb(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
+    """Adam's direction with a step per layer (You et al. 2020)."""
+    return LAMB(
+        parameters,
+        lr=recipe.lr,
+        betas=(recipe.beta1, recipe.beta2),
+        eps=recipe.epsilon,
+        weight_decay=recipe.weight_decay,
+        adapt_vectors=recipe.adapt_vectors,
+    )
+
+
+def muon(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
+    """Orthogonalized momentum for matrices (Jordan et al. 2024), AdamW for the rest."""
+    betas = (recipe.beta1, recipe.beta2)
+    return Muon(
+        parameters,
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        betas=betas,
+        eps=recipe.epsilon,
+        weight_decay=recipe.weight_decay,
+    )
+
+
 OPTIMIZERS: dict[OptimizerName, Builder] = {
     "sgd": sgd,
     "momentum": momentum,
     "nesterov": nesterov,
     "adam": adam,
     "adamw": adamw,
+    "lars": lars,
+    "lamb": lamb,
+    "muon": muon,
 }
+ELEMENT_WISE: frozenset[OptimizerName] = frozenset({"sgd", "momentum", "nesterov", "adam", "adamw"})

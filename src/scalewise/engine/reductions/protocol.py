@@ -29,5 +29,8 @@ class Reduction(Protocol):
     def squared_norm(self) -> Tensor:
         """‖gradient‖² from the norms of the chunks in order, the same on every process."""
 
+    def complete(self, numbers: Tensor) -> None:
+        """Fill in the numbers that other owners have, where each number has one owner and is 0 elsewhere."""
+
     def publish(self, state: Tensor) -> None:
         """Bring the owners' parts of the flat `state` to every process."""

@@ -1,0 +1,156 @@
+"""LAMB: Adam whose layers move in proportion to their weights (You et al. 2020, https://arxiv.org/abs/1904.00962)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from scalewise.errors import RecipeError
+from scalewise.optim.layerwise import Group, LayerWise, Member
+from scalewise.optim.norms import flat, local_part, norm, norms
+from scalewise.optim.rules import trust_ratio, trust_ratios
+
+
+class LAMB(LayerWise):
+    """Adam's direction, with a step per layer that is lr times the layer's own norm.
+
+        r = m̂ ÷ (√v̂ + ε),  u = r + λ·w       (m̂ and v̂: Adam's moments without their start-up bias)
+        w ← w − lr · ‖w‖ ÷ ‖u‖ · u           (the ratio is 1 where ‖w‖ or ‖u‖ is 0)
+
+    >>> layer = torch.nn.Linear(4, 2)
+    >>> optimizer = LAMB(layer.parameters(), lr=1e-3, weight_decay=0.01)
+
+    Arguments:
+        parameters: as for any torch optimizer, groups included.
+        lr: learning rate.
+        betas: decay of the two moments.
+        eps: ε.
+        weight_decay: λ.
+        adapt_vectors: adapt and decay biases and norm weights (fewer than two dimensions) too. By default they get
+            Adam's step without decay, as is usual.
+        adapt: False in a group gives it AdamW's step.
+        largest_ratio: the trust ratio is never above this; None leaves it as it is.
+    """
+
+    def __init__(
+        self,
+        parameters: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        adapt_vectors: bool = False,
+        adapt: bool = True,
+        largest_ratio: float | None = None,
+    ) -> None:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise RecipeError(f"betas must be at least 0 and below 1, got {betas}; (0.9, 0.999) is usual")
+        if not eps > 0:
+            raise RecipeError(f"eps must be above 0, got {eps}; 1e-6 is usual")
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        choices = {"adapt_vectors": adapt_vectors, "adapt": adapt, "largest_ratio": largest_ratio}
+        super().__init__(parameters, options | choices)
+        self._scratch: dict[torch.dtype, Tensor] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state; the scratch memory is not part of one."""
+        super().__setstate__(state)
+        self._scratch = {}
+
+    def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
+        zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+        return {"step": torch.zeros((), dtype=torch.float32), **zeros}
+
+    def _update_one_by_one(self, group: Group, members: list[Member]) -> None:
+        torch._foreach_add_([member.state["step"] for member in members], 1)
+        self._adamw(group, [member for member in members if not member.adapts])
+        lr, largest = float(group["lr"]), group["largest_ratio"]
+        for member in members:
+            if member.adapts:
+                weight = flat(member.weight)
+                direction = self._direction(group, member, weight)
+                ratio = trust_ratio(norm(weight), norm(direction), largest)
+                weight.add_(direction, alpha=-lr * ratio)
+
+    def _direction(self, group: Group, member: Member, weight: Tensor) -> Tensor:
+        """u = r + λ·w in reused memory, in one pass: torch's fused Adam with lr = −1 on the "weights" λ·w."""
+        direction = self._memory(weight)
+        if member.decay:
+            torch.mul(weight, member.decay, out=direction)
+        else:
+            direction.zero_()
+        fused_adam([direction], [member.gradient], [member.state], group["betas"], group["eps"], lr=-1.0)
+        return direction
+
+    def _memory(self, like: Tensor) -> Tensor:
+        found = self._scratch.get(like.dtype)
+        if found is None or found.numel() < like.numel():
+            found = self._scratch[like.dtype] = torch.empty_like(like)
+        return found[: like.numel()]
+
+    def _adamw(self, group: Group, members: list[Member]) -> None:
+        """AdamW's own kernel, which takes all layers of one weight decay at once."""
+        for decay in sorted({member.decay for member in members}):
+            weights, gradients, states = zip(*[m[:3] for m in members if m.decay == decay], strict=True)
+            fused_adam(weights, gradients, states, group["betas"], group["eps"], float(group["lr"]), decay)
+
+    def _update_together(self, group: Group, members: list[Member]) -> None:
+        torch._foreach_add_([member.state["step"] for member in members], 1)
+        weights = [local_part(member.weight) for member in members]
+        directions = _directions(group, members)
+        torch._foreach_add_(directions, weights, alpha=members[0].decay)
+        if members[0].adapts:
+            whole = members[0].weight
+            ratios = trust_ratios(norms(weights, whole), norms(directions, whole), group["largest_ratio"])
+            torch._foreach_mul_(directions, list(ratios.to(directions[0].dtype).unbind()))
+        torch._foreach_add_(weights, directions, alpha=-float(group["lr"]))
+
+
+def _directions(group: Group, members: list[Member]) -> list[Tensor]:
+    """r of many layers, in new memory."""
+    beta1, beta2 = group["betas"]
+    gradients = [local_part(member.gradient) for member in members]
+    first = [local_part(member.state["exp_avg"]) for member in members]
+    second = [local_part(member.state["exp_avg_sq"]) for member in members]
+    torch._foreach_lerp_(first, gradients, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
+    steps = [float(member.state["step"]) for member in members]
+    deviations = torch._foreach_div(second, [1 - beta2**step for step in steps])
+    torch._foreach_sqrt_(deviations)
+    torch._foreach_add_(deviations, group["eps"])
+    directions = torch._foreach_div(first, [1 - beta1**step for step in steps])
+    torch._foreach_div_(directions, deviations)
+    return list(directions)
+
+
+def fused_adam(
+    weights: list[Tensor] | tuple[Tensor, ...],
+    gradients: list[Tensor] | tuple[Tensor, ...],
+    states: Sequence[Mapping[str, Tensor]],
+    betas: tuple[float, float],
+    eps: float,
+    lr: float,
+    decay: float = 0.0,
+) -> None:
+    """w ← (1 − lr·decay)·w − lr·r for many layers, moments included, in torch's fused kernel."""
+    torch._fused_adamw_(
+        weights,
+        gradients,
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        [state["step"] for state in states],
+        lr=lr,
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )

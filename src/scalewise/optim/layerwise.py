@@ -1,0 +1,102 @@
+"""What LARS and LAMB have in common: which parameters adapt, and the fastest way to them on each device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from scalewise.errors import RecipeError
+from scalewise.optim.norms import kind
+
+Group = dict[str, Any]  # torch's parameter groups: the parameters and their options
+
+
+class Member(NamedTuple):
+    """A parameter that has a gradient, and what the optimizer keeps for it."""
+
+    weight: Tensor
+    gradient: Tensor
+    state: dict[str, Tensor]
+    adapts: bool
+    decay: float
+
+
+class LayerWise(Optimizer):
+    """An optimizer whose step length is chosen per parameter, from norms.
+
+    On a CPU parameters are updated one after the other, so that what one needs stays in the cache. Elsewhere, and for
+    DTensors, the parameters of a kind go through torch's foreach kernels together, with one exchange of norms.
+    """
+
+    def __init__(self, parameters: ParamsT, options: dict[str, Any]) -> None:
+        for name in ("lr", "weight_decay"):
+            if not options[name] >= 0:
+                raise RecipeError(f"{name} must be at least 0, got {options[name]}; raise it")
+        super().__init__(parameters, options)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all parameters that have a gradient; `closure` computes the loss and the gradients anew."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            one_by_one: list[Member] = []
+            together: dict[tuple[object, ...], list[Member]] = {}
+            for member in self._members(group):
+                if _is_plain(member.weight, member.gradient):
+                    one_by_one.append(member)
+                else:
+                    key = (*kind(member.weight), member.adapts, member.decay)
+                    together.setdefault(key, []).append(member)
+            if one_by_one:
+                self._update_one_by_one(group, one_by_one)
+            for members in together.values():
+                self._update_together(group, members)
+        return loss
+
+    def _members(self, group: Group) -> Iterator[Member]:
+        for weight in group["params"]:
+            gradient = weight.grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                raise RecipeError(
+                    f"{type(self).__name__} needs dense gradients, got a sparse one; build the layer with sparse=False"
+                )
+            state = self.state[weight]
+            if not state:
+                state.update(self._new_state(weight))
+            counts = weight.ndim >= 2 or group["adapt_vectors"]
+            decay = group["weight_decay"] if counts else 0.0
+            yield Member(weight, gradient, state, counts and group["adapt"], decay)
+
+    def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def _update_one_by_one(self, group: Group, members: list[Member]) -> None:
+        raise NotImplementedError
+
+    def _update_together(self, group: Group, members: list[Member]) -> None:
+        raise NotImplementedError
+
+
+def _is_plain(weight: Tensor, gradient: Tensor) -> bool:
+    """Whether both lie alike and without gaps in this machine's memory, as torch's fused CPU kernels need it."""
+    return (
+        weight.is_cpu
+        and not hasattr(weight, "to_local")
+        and weight.dtype == gradient.dtype
+        and weight.stride() == gradient.stride()
+        and (weight.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(weight))
+    )

@@ -1,0 +1,92 @@
+"""Muon for matrices and AdamW for the rest, behind one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+RULE = "rule"  # the option of a parameter group that says who updates it
+
+
+class Muon(Optimizer):
+    """torch.optim.Muon (Jordan et al. 2024) for the 2-D weights, torch.optim.AdamW for everything else.
+
+    Muon turns a matrix's momentum into the nearest orthogonal matrix. Its step is scaled to have about the size of an
+    AdamW step (Liu et al. 2025), so one learning rate serves both.
+
+    >>> layer = torch.nn.Linear(4, 2)
+    >>> optimizer = Muon(layer.parameters(), lr=1e-3)
+    >>> [group["rule"] for group in optimizer.param_groups]
+    ['muon', 'adamw']
+
+    Arguments:
+        parameters: as for any torch optimizer. Each group becomes two: its matrices, and the rest. Convolution kernels
+            have more than two dimensions and belong to the rest. A group may choose `rule="adamw"` for its matrices
+            too, as is usual for embeddings and the last layer.
+        lr: learning rate.
+        momentum: of Muon.
+        betas, eps: of AdamW.
+        weight_decay: of both, decoupled.
+    """
+
+    def __init__(
+        self,
+        parameters: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        options = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        self._inner = _inner(options)
+        super().__init__(parameters, options)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state; the two optimizers hold nothing of their own."""
+        super().__setstate__(state)
+        self._inner = _inner(self.defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add the matrices of a group to Muon and the rest to AdamW."""
+        given = param_group["params"]
+        parameters = [given] if isinstance(given, Tensor) else list(given)
+        chosen = param_group.get(RULE, "muon")
+        parts: dict[str, list[Tensor]] = {"muon": [], "adamw": []}
+        for parameter in parameters:
+            parts[chosen if parameter.ndim == 2 else "adamw"].append(parameter)
+        for rule, members in parts.items():
+            if members:
+                super().add_param_group(self._inner[rule].defaults | param_group | {"params": members, RULE: rule})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all parameters that have a gradient; `closure` computes the loss and the gradients anew."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for rule, optimizer in self._inner.items():
+            optimizer.param_groups = [group for group in self.param_groups if group[RULE] == rule]
+            optimizer.state = self.state
+            optimizer.step()
+        return loss
+
+
+def _inner(options: dict[str, Any]) -> dict[str, Optimizer]:
+    """Who updates what; they get their parameters and state before each step."""
+    nothing = [torch.empty(0, 0)]
+    lr, decay, momentum = options["lr"], options["weight_decay"], options["momentum"]
+    return {
+        "muon": torch.optim.Muon(nothing, lr, decay, momentum, adjust_lr_fn="match_rms_adamw"),
+        "adamw": torch.optim.AdamW(nothing, lr, options["betas"], options["eps"], decay),
+    }
