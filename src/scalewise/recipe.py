@@ -216,8 +216,23 @@ class Derived:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Pilot:
+    """What auto measured before step 0, and what that took: it counts in the result."""
+
+    noise_scale: float | None  # samples; None where it was not to be told from infinity
+    steps: int
+    samples: int
+    seconds: float
+
+
 def resolve(
-    base: Recipe, given: dict[str, Any], mode: RecipeMode | None, cores: int, samples: int | None = None
+    base: Recipe,
+    given: dict[str, Any],
+    mode: RecipeMode | None,
+    cores: int,
+    samples: int | None = None,
+    pilot: Pilot | None = None,
 ) -> tuple[Recipe, list[Derived]]:
     """Complete a recipe: the task's own, then what was given, then what follows from it.
 
@@ -227,6 +242,7 @@ def resolve(
         mode: `auto` derives the rest when there are several workers, `plain` changes nothing else.
         cores: processor cores, for the default number of threads.
         samples: size of the training set, for a warm-up when the budget is given in steps.
+        pilot: what was measured where `adapts` says that auto needs it.
     """
     recipe = base.replace(**given)
     derived: list[Derived] = []
@@ -236,7 +252,10 @@ def resolve(
         recipe = recipe.replace(**{field: value})
         derived.append(Derived(field, value, reason))
 
-    if recipe.workers > 1 and (mode or "auto") == "auto":
+    if pilot is not None and samples is not None:
+        derive("lr_rule", "adascale", _gain_reason(recipe, pilot))
+        derived.append(_needed_samples(recipe, samples, pilot))
+    elif recipe.workers > 1 and (mode or "auto") == "auto":
         _derive_rates(recipe, derive, samples)
     if recipe.threads is None:
         if recipe.workers > 1:
@@ -244,6 +263,48 @@ def resolve(
         else:
             derive("threads", cores, "one worker: all cores of this machine")
     return recipe, derived
+
+
+def adapts(recipe: Recipe, epochs_fixed: bool) -> bool:
+    """Whether auto answers to the measured noise with AdaScale: more samples than the budget must be allowed."""
+    given = "lr_rule" in recipe.model_fields_set or recipe.schedule == "growth"
+    return recipe.workers > 1 and recipe.steps is None and not given and not epochs_fixed
+
+
+def _gain_reason(recipe: Recipe, pilot: Pilot) -> str:
+    power = "the root of the gain" if recipe.optimizer in ADAPTIVE else "the gain"
+    return (
+        f"a step of {recipe.workers} workers is worth {_gain(recipe, pilot):.1f} steps of one as training begins "
+        f"(noise scale {_shown(pilot)}); it is measured in every step, and {recipe.optimizer}'s rate follows {power}"
+    )
+
+
+def _needed_samples(recipe: Recipe, samples: int, pilot: Pilot) -> Derived:
+    """How many samples training will take at the gain of the pilot, which mostly rises later."""
+    gain = _gain(recipe, pilot)
+    single = recipe.epochs * samples
+    needed = round(single * recipe.workers / gain)
+    worth = gain / recipe.workers
+    reason = f"at most about {needed / single:.1f} times those of one worker: each is worth {worth:.0%}"
+    if worth < 0.5 and pilot.noise_scale is not None:
+        enough = max(1, round(2 + pilot.noise_scale / recipe.worker_batch))
+        reason = (
+            f"{recipe.workers} workers are more than this task can use at the start: {reason}, and half up to about "
+            f"{enough} workers"
+        )
+    return Derived("samples", needed, reason)
+
+
+def _gain(recipe: Recipe, pilot: Pilot) -> float:
+    """AdaScale's gain at the pilot's noise scale B: (B ÷ b + 1) ÷ (B ÷ (N·b) + 1)."""
+    if pilot.noise_scale is None:
+        return float(recipe.workers)
+    ratio = pilot.noise_scale / recipe.worker_batch
+    return (ratio + 1) / (ratio / recipe.workers + 1)
+
+
+def _shown(pilot: Pilot) -> str:
+    return "not separated from infinity" if pilot.noise_scale is None else f"{pilot.noise_scale:,.0f} samples"
 
 
 def _derive_rates(recipe: Recipe, derive: Any, samples: int | None) -> None:  # noqa: ANN401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json as to_json
 import signal
 import sys
@@ -20,7 +21,6 @@ from scalewise.engine.placement import (
     DeviceName,
     Placement,
     ReduceName,
-    available_cores,
     check_optimizer,
     check_processes,
     default_processes,
@@ -32,7 +32,7 @@ from scalewise.errors import (
     RunFolderError,
     ScalewiseError,
 )
-from scalewise.recipe import Derived, Recipe, RecipeMode, resolve
+from scalewise.recipe import Derived, Recipe, RecipeMode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +54,7 @@ class Request:
     data: Path | None
     given: dict[str, Any]
     recipe: str
+    epochs_fixed: bool
     placement: Placement
     processes: int | None
     out: Path | None
@@ -70,6 +71,7 @@ def train(
     flags: Annotated[RecipeFlags, Parameter(name="*")] = RecipeFlags(),  # type: ignore[valid-type]  # noqa: B008
     set: Annotated[list[str] | None, Parameter(negative=())] = None,
     recipe: str = "auto",
+    epochs_fixed: Annotated[bool, Parameter(negative=())] = False,
     data: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
     processes: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
     device: Annotated[DeviceName, Parameter(group=PLACEMENT)] = "auto",
@@ -97,6 +99,8 @@ def train(
         name=value for the task's function; may be repeated.
     recipe: str
         auto derives what was not given when there are several workers; plain changes nothing else; or a JSON file.
+    epochs_fixed: bool
+        Keep auto to the number of samples of a single worker, at the price of accuracy.
     data: Path | None
         Folder of the task's data files, looked in before $SCALEWISE_DATA and the usual caches; downloads go there.
     processes: int | None
@@ -128,7 +132,19 @@ def train(
         raise RecipeError(f"checkpoint_steps must be at least 1, got {checkpoint_steps}; change --checkpoint-steps")
     settings = list(set or [])
     request = Request(
-        task, settings, data, given, recipe, placement, processes, out, resume, checkpoint_steps, json, quiet
+        task,
+        settings,
+        data,
+        given,
+        recipe,
+        epochs_fixed,
+        placement,
+        processes,
+        out,
+        resume,
+        checkpoint_steps,
+        json,
+        quiet,
     )
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task prints: stdout is for the JSON document
         return _start(request)
@@ -143,7 +159,7 @@ def _start(request: Request) -> int:
     task = load_task(request.task_spec, request.settings, request.data)
     if takes_part():
         return _take_part(request, task)
-    run, resumed = _resolve(request, task)
+    run, resumed = _resolve(request, task, measure=False)
     check_optimizer(request.placement, run.recipe)
     if request.processes is not None:
         check_processes(request.processes, run.recipe)
@@ -152,13 +168,15 @@ def _start(request: Request) -> int:
         from scalewise.engine.launch import launch
 
         return launch(processes, sys.argv[1:], run.recipe.threads or 1)
+    run, resumed = _resolve(request, task, measure=True)
     return _report(_train(request, task, run, resumed), request)
 
 
-def _resolve(request: Request, task: Task) -> tuple[RunRecipe, RunFolder | None]:
-    """The complete recipe, and the folder of the run to go on from if there is one."""
+def _resolve(request: Request, task: Task, measure: bool) -> tuple[RunRecipe, RunFolder | None]:
+    """The recipe, complete if `measure`, and the folder of the run to go on from if there is one."""
+    from scalewise.engine.auto import complete
+    from scalewise.engine.failures import translated
     from scalewise.engine.run import RunRecipe, check_folder, check_same, check_writable, read_recipe
-    from scalewise.engine.samples import open_samples
 
     resumed = _resumed(request, task)
     if resumed is not None:
@@ -166,9 +184,8 @@ def _resolve(request: Request, task: Task) -> tuple[RunRecipe, RunFolder | None]
         changes = request.given
         if "epochs" in changes and "steps" not in changes:
             changes = changes | {"steps": None}
-        wanted = RunRecipe(
-            request.task_spec, request.settings, stored.recipe.replace(**changes), stored.derived, stored.hold_out
-        )
+        recipe = stored.recipe.replace(**changes)
+        wanted = dataclasses.replace(stored, task=request.task_spec, settings=request.settings, recipe=recipe)
         check_same(stored, wanted, resumed, task.validation is not None)
         check_writable(resumed.path)
         return wanted, resumed
@@ -176,13 +193,19 @@ def _resolve(request: Request, task: Task) -> tuple[RunRecipe, RunFolder | None]
     base, mode = task.recipe, request.recipe
     if mode not in ("auto", "plain"):
         base, mode = Recipe.load(Path(mode)), "plain"
-    samples = len(open_samples(task.train, 0, "training"))
-    automatic: RecipeMode = "auto" if mode == "auto" else "plain"
-    recipe, derived = resolve(base, request.given, automatic, available_cores(), samples)
+    automatic: RecipeMode = "auto" if mode == "auto" and measure else "plain"
+    try:
+        recipe, derived, pilot = complete(
+            task, base, request.given, automatic, request.placement.device, request.epochs_fixed
+        )
+    except ScalewiseError:
+        raise
+    except Exception as error:
+        raise translated(error) from error
     if recipe.compile and not compiles(request.placement.device):
         recipe = recipe.replace(compile=False)
         derived.append(Derived("compile", False, "torch.compile needs a C++ compiler on a CPU; found none"))
-    return RunRecipe(request.task_spec, request.settings, recipe, derived), None
+    return RunRecipe(request.task_spec, request.settings, recipe, derived, pilot=pilot), None
 
 
 def _resumed(request: Request, task: Task) -> RunFolder | None:
@@ -212,7 +235,7 @@ def _take_part(request: Request, task: Task) -> int:
         agreed: list[Any] = [None]
         if team.leads:
             try:
-                agreed = [_resolve(request, task)]
+                agreed = [_resolve(request, task, measure=True)]
             except ScalewiseError as error:
                 agreed = [(str(error), error.exit_code)]
         dist.broadcast_object_list(agreed, 0)
@@ -234,7 +257,7 @@ def _train(request: Request, task: Task, run: RunRecipe, resumed: RunFolder | No
 
     every = request.checkpoint_steps
     try:
-        with Training(task, run.recipe, request.placement, run.derived, every, run.hold_out) as training:
+        with Training(task, run.recipe, request.placement, run.derived, every, run.hold_out, run.pilot) as training:
             return _train_and_store(request, run, resumed, training)
     except ScalewiseError:
         raise

@@ -14,14 +14,15 @@ from scalewise import records
 from scalewise.compare.jobs import Failure, Job, Outcome, Progress, Setup, Stop, Stopped
 from scalewise.compare.rows import Facts
 from scalewise.engine import streams
+from scalewise.engine.auto import complete
 from scalewise.engine.checkpoint import load_newest
 from scalewise.engine.failures import translated
 from scalewise.engine.loop import Training
-from scalewise.engine.placement import Placement, available_cores
+from scalewise.engine.placement import Placement
 from scalewise.engine.run import RunFolder, RunRecipe, begin, check_same, read_recipe, stored_records
 from scalewise.engine.samples import open_samples
 from scalewise.errors import Interrupted, NonFiniteLoss, ScalewiseError, TaskError
-from scalewise.recipe import Derived, Recipe, resolve
+from scalewise.recipe import Derived, Recipe
 from scalewise.tasks.load import settings_of
 from scalewise.tasks.task import Task
 
@@ -47,7 +48,7 @@ def perform(job: Job, task: Task, setup: Setup, report: Report, stop: Stop) -> O
     folder = RunFolder(setup.folder / job.name)
     recipe: Recipe | None = None
     try:
-        run = resolved(job, task, setup)
+        run = resolved(job, task, setup, folder)
         recipe = run.recipe
         done = _stored(job, folder, run, task)
         if done is None:
@@ -65,15 +66,15 @@ def perform(job: Job, task: Task, setup: Setup, report: Report, stop: Stop) -> O
         return _failed(job, folder, recipe, task, translated(error))
 
 
-def resolved(job: Job, task: Task, setup: Setup) -> RunRecipe:
-    """The complete recipe of a run."""
+def resolved(job: Job, task: Task, setup: Setup, folder: RunFolder) -> RunRecipe:
+    """The complete recipe of a run; a pilot that was run for it is not run again."""
     plan = job.line.plan
-    samples = len(open_samples(task.train, 0, "training"))
-    recipe, derived = resolve(plan.recipe, {"seed": job.seed}, plan.mode, available_cores(), samples)
+    known = read_recipe(folder).pilot if folder.recipe.is_file() else None
+    recipe, derived, pilot = complete(task, plan.recipe, {"seed": job.seed}, plan.mode, setup.device, known=known)
     if job.multiple != 1.0:
         recipe = recipe.replace(lr=recipe.lr * job.multiple)
         derived = [*derived, Derived("lr", recipe.lr, f"--tune: {job.multiple:.3g} × the row's own learning rate")]
-    return RunRecipe(setup.task_spec, list(plan.settings), recipe, derived, setup.hold_out)
+    return RunRecipe(setup.task_spec, list(plan.settings), recipe, derived, setup.hold_out, pilot)
 
 
 def _stored(job: Job, folder: RunFolder, run: RunRecipe, task: Task) -> Outcome | None:
@@ -95,7 +96,7 @@ def _stored(job: Job, folder: RunFolder, run: RunRecipe, task: Task) -> Outcome 
 
 def _train(job: Job, task: Task, setup: Setup, run: RunRecipe, folder: RunFolder, report: Report, stop: Stop) -> None:
     placement = Placement(device=setup.device, loaders=setup.loaders)
-    with Training(task, run.recipe, placement, run.derived, hold_out=setup.hold_out) as training:
+    with Training(task, run.recipe, placement, run.derived, None, setup.hold_out, run.pilot) as training:
         if folder.recipe.is_file():
             for problem in load_newest(training, folder.checkpoints):
                 print(f"{problem}; set aside")

@@ -27,7 +27,7 @@ from scalewise.engine.statistics import recomputed, recomputes
 from scalewise.engine.strategy import DataParallel, StepNumbers, Strategy
 from scalewise.errors import NonFiniteLoss, RecipeError, TaskError
 from scalewise.noise import NoiseScale
-from scalewise.recipe import Derived, Recipe, resolve
+from scalewise.recipe import Derived, Pilot, Recipe, resolve
 from scalewise.records import Epoch, Record, Result, Step
 from scalewise.tasks.task import Task
 
@@ -67,6 +67,8 @@ class Training:
         derived: list[Derived] | None = None,
         pause_every: int | None = None,
         hold_out: bool = False,
+        pilot: Pilot | None = None,
+        alone: bool = False,
     ) -> None:
         """Nothing happens before `with`.
 
@@ -76,10 +78,13 @@ class Training:
             pause_every: steps after which all numbers are read, so that the caller may take a snapshot.
             hold_out: keep a tenth of the training data out for validation where the task has none, although nothing in
                 the recipe asks for it.
+            pilot: what was trained before step 0 to derive the recipe, which counts in the result.
+            alone: train on this process by itself, whatever job it was started in.
         """
         self.recipe, threads = resolve(recipe, {}, "plain", available_cores())
         self.derived = (derived or []) + threads
         self.task, self.placement, self.pause_every, self.hold_out = task, placement, pause_every, hold_out
+        self.pilot, self._alone = pilot, alone
         self.progress = Progress(exact=placement.exact)
         self.best: dict[str, Tensor] = {}
         self.final: dict[str, Tensor] = {}  # once training has ended: the model to use, with its right statistics
@@ -90,7 +95,8 @@ class Training:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self.team = stack.enter_context(teams.joined(self.placement.device))
+            job = teams.alone if self._alone else teams.joined
+            self.team = stack.enter_context(job(self.placement.device))
             check_processes(self.team.size, self.recipe)
             check_optimizer(self.placement, self.recipe)
             if self.team.device.type == "cpu":
@@ -311,6 +317,7 @@ class Training:
         with self._right_statistics():
             self.final = {name: tensor.clone() for name, tensor in model.tensors().items()}
         test = self._evaluate(self.test, "test")
+        spent = self.pilot or Pilot(None, 0, 0, 0.0)
         measured = self.placement.noise and recipe.workers * recipe.micro_batches * self.cuts.most_parts > 1
         assert recipe.threads is not None
         return Result(
@@ -321,15 +328,15 @@ class Training:
             threads=recipe.threads,
             worker_batch=recipe.worker_batch,
             global_batch=recipe.global_batch,
-            steps=progress.step,
-            epochs=self.seen / len(self.samples),
-            samples=self.seen,
+            steps=progress.step + spent.steps,
+            epochs=(self.seen + spent.samples) / len(self.samples),
+            samples=self.seen + spent.samples,
             optimizer=recipe.optimizer,
             lr={"base": recipe.lr, "peak": self.pace.peak(progress)},
             train=progress.train,
             validation=progress.validation,
             test=test,
-            seconds=time.perf_counter() - began,
+            seconds=time.perf_counter() - began + spent.seconds,
             samples_per_second=self._samples_per_second(),
             exact=progress.exact,
             weights_sha256=weights_sha256,

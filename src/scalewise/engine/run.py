@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from scalewise.engine import checkpoint
 from scalewise.engine.loop import Training
 from scalewise.errors import CheckpointError, Interrupted, RunFolderError
-from scalewise.recipe import Derived, Recipe, differing_fields
+from scalewise.recipe import Derived, Pilot, Recipe, differing_fields
 from scalewise.records import Epoch, Record, RecordWriter, Result, Step, keep_until, write_atomically
 
 KEPT_CHECKPOINTS = 2
@@ -66,13 +66,14 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class RunRecipe:
-    """What recipe.json says: which task with which settings, how it is learned, and whether a tenth is held out."""
+    """What recipe.json says: which task with which settings, how it is learned, and how that was derived."""
 
     task: str
     settings: list[str]
     recipe: Recipe
     derived: list[Derived]
     hold_out: bool = False
+    pilot: Pilot | None = None
 
 
 def check_folder(out: Path | None) -> None:
@@ -121,6 +122,8 @@ def begin(folder: RunFolder, run: RunRecipe, device: str, processes: int) -> Non
     }
     if run.hold_out:
         content["hold_out"] = True
+    if run.pilot is not None:
+        content["pilot"] = dataclasses.asdict(run.pilot)
     write_atomically(folder.recipe, json.dumps(content, indent=2) + "\n")
     if not folder.environment.exists():
         write_atomically(folder.environment, json.dumps(environment(device, processes), indent=2) + "\n")
@@ -154,7 +157,8 @@ def read_recipe(folder: RunFolder) -> RunRecipe:
         content = json.loads(folder.recipe.read_text())
         derived = [Derived(**value) for value in content["derived"]]
         recipe, held_out = Recipe(**content["recipe"]), bool(content.get("hold_out", False))
-        return RunRecipe(content["task"], content["settings"], recipe, derived, held_out)
+        pilot = Pilot(**content["pilot"]) if "pilot" in content else None
+        return RunRecipe(content["task"], content["settings"], recipe, derived, held_out, pilot)
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{folder.recipe} must be a stored recipe, got something else: {error}") from None
 

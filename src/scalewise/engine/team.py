@@ -152,6 +152,12 @@ def _address(probe: socket.socket, interface: str) -> str | None:
 
 
 @contextmanager
+def alone(device_name: DeviceName) -> Iterator[Team]:
+    """This process by itself, whatever job it was started in."""
+    yield Team(0, 1, choose_device(device_name, int(os.environ.get("LOCAL_RANK", "0"))))
+
+
+@contextmanager
 def joined(device_name: DeviceName) -> Iterator[Team]:
     """The team of this process: alone, or of the job it was started in."""
     if not takes_part():

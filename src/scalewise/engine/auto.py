@@ -1,0 +1,67 @@
+"""The recipe of a run: what was given, and what auto derives from a short pilot before step 0.
+
+The pilot trains the task's own recipe for a few steps, measures the noise scale, and is thrown away. It depends on
+task, recipe and seed alone, never on timing, so every process and every machine of one kind derives the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from scalewise.engine.loop import Training
+from scalewise.engine.placement import DeviceName, Placement, available_cores
+from scalewise.engine.samples import open_samples
+from scalewise.recipe import Derived, Pilot, Recipe, RecipeMode, adapts, resolve
+from scalewise.records import Step
+from scalewise.tasks.task import Task
+
+LEAST_STEPS, MOST_STEPS = 16, 60
+SHARE = 0.1  # of the single-worker budget, between those
+MOST_WORKERS = 8  # of the pilot: the noise scale does not depend on how many measure it
+
+
+def complete(
+    task: Task,
+    base: Recipe,
+    given: dict[str, Any],
+    mode: RecipeMode,
+    device: DeviceName,
+    epochs_fixed: bool = False,
+    known: Pilot | None = None,
+) -> tuple[Recipe, list[Derived], Pilot | None]:
+    """The complete recipe, the reasons for what was derived, and the pilot if there was one.
+
+    Arguments:
+        task: what is learned.
+        base: its single-worker recipe, or a loaded one.
+        given: fields set by the user; they always win.
+        mode: `auto` derives the rest when there are several workers, `plain` changes nothing else.
+        device: where the pilot runs.
+        epochs_fixed: whether auto must keep to the single worker's number of samples.
+        known: the pilot of an earlier call.
+    """
+    samples = len(open_samples(task.train, 0, "training"))
+    wanted = base.replace(**given)
+    found = None
+    if mode == "auto" and adapts(wanted, epochs_fixed):
+        found = known or measure(task, wanted, samples, device)
+    recipe, derived = resolve(base, given, mode, available_cores(), samples, found)
+    return recipe, derived, found
+
+
+def measure(task: Task, recipe: Recipe, samples: int, device: DeviceName) -> Pilot:
+    """Train for a few steps and measure the noise scale."""
+    workers = min(recipe.workers, MOST_WORKERS)
+    fitting = round(SHARE * recipe.epochs * samples / (workers * recipe.worker_batch))
+    steps = min(max(fitting, LEAST_STEPS), MOST_STEPS, recipe.total_steps(samples) * recipe.workers)
+    trial = recipe.replace(workers=workers, lr_rule="adascale", patience=None, target=None, threads=recipe.threads or 1)
+    seen = seconds = 0.0
+    with Training(dataclasses.replace(task, validation=None), trial, Placement(device=device), alone=True) as training:
+        for record in training.records():
+            if isinstance(record, Step):
+                seen, seconds = record.samples, record.seconds
+            if training.progress.step >= steps:
+                break
+        noise = training.noise.estimate()
+    return Pilot(noise.value, training.progress.step, int(seen), seconds)
