@@ -41,6 +41,11 @@ CASES = {
     "data set": (models.dataset, DIGITS, ["ordered"]),
     "smoothed labels": (lambda: sw.load_task("mlp"), DIGITS | {"label_smoothing": 0.1}, ["ordered"]),
     "early stopping": (lambda: sw.load_task("mlp"), {"workers": 8, "worker_batch": 8, "epochs": 3.0, "patience": 1, "lr": 0.5}, ["ordered"]),
+    "lars": (lambda: sw.load_task("digits"), DIGITS | {"optimizer": "lars", "lr": 5.0, "weight_decay": 0.01}, ["ordered", "sharded", "server"]),
+    "lamb": (models.wide_mlp, DIGITS | {"steps": 4, "optimizer": "lamb", "lr": 0.01, "weight_decay": 0.01}, ["ordered", "sharded", "server"]),
+    "lamb, all tensors": (lambda: sw.load_task("digits", ["bn=true"]), DIGITS | {"optimizer": "lamb", "lr": 0.01, "adapt_vectors": True, "clip_norm": 1.0}, ["ordered", "sharded"]),
+    "lamb, two threads": (models.wide_mlp, DIGITS | {"steps": 2, "optimizer": "lamb", "lr": 0.01, "threads": 2}, ["ordered", "sharded"]),
+    "muon": (lambda: sw.load_task("digits", ["bn=true"]), DIGITS | {"optimizer": "muon", "lr": 0.005, "layout": "channels_last"}, ["ordered", "server"]),
     "allreduce": (lambda: sw.load_task("digits"), DIGITS, ["allreduce"]),
 }  # fmt: skip
 PLACEMENTS = {
