@@ -119,7 +119,8 @@ def test_recipe_fields():
     assert list(Recipe.model_fields) == [
         "workers", "worker_batch", "micro_batch", "epochs", "steps", "optimizer", "lr", "lr_rule", "warmup_epochs",
         "schedule", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "trust_coefficient",
-        "adapt_vectors", "label_smoothing", "clip_norm", "batch_norm", "precision", "compile", "layout", "threads", "seed", "patience", "target",
+        "adapt_vectors", "label_smoothing", "clip_norm", "batch_norm", "precision", "compile", "layout",
+        "threads", "seed", "patience", "target",
     ]  # fmt: skip
 
 

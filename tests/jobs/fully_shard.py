@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 
 import torch
 import torch.distributed as dist
@@ -15,8 +16,10 @@ import scalewise as sw
 from scalewise.engine.team import import_before_joining
 
 OPTIMIZERS = {
-    "LARS": lambda parameters: sw.optim.LARS(parameters, lr=50.0, weight_decay=0.1),
-    "LARS, all": lambda parameters: sw.optim.LARS(parameters, lr=50.0, weight_decay=0.1, adapt_vectors=True),
+    "LARS": lambda parameters: sw.optim.LARS(parameters, lr=0.5, weight_decay=0.1, trust_coefficient=0.1),
+    "LARS, all": lambda parameters: sw.optim.LARS(
+        parameters, lr=0.5, weight_decay=0.1, trust_coefficient=0.1, adapt_vectors=True
+    ),
     "LAMB": lambda parameters: sw.optim.LAMB(parameters, lr=0.05, weight_decay=0.1),
     "LAMB, all": lambda parameters: sw.optim.LAMB(parameters, lr=0.05, weight_decay=0.1, adapt_vectors=True),
     "Muon": lambda parameters: sw.optim.Muon(parameters, lr=0.05),
@@ -71,5 +74,6 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     found = {name: compare(make) for name, make in OPTIMIZERS.items()}
     if dist.get_rank() == 0:
-        print(json.dumps(found))
-    dist.destroy_process_group()
+        print(json.dumps(found), flush=True)
+    dist.barrier()
+    os._exit(0)  # FSDP2's meshes keep gloo's threads, which may abort a Python that ends in the usual way (docs/log.md)

@@ -97,6 +97,7 @@ def _is_plain(weight: Tensor, gradient: Tensor) -> bool:
         weight.is_cpu
         and not hasattr(weight, "to_local")
         and weight.dtype == gradient.dtype
+        and weight.dtype in (torch.float32, torch.float64)  # in half precision the fused SGD rounds the rate away
         and weight.stride() == gradient.stride()
         and (weight.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(weight))
     )
