@@ -114,6 +114,7 @@ def test_patience_restores_the_best_weights(scalewise):
         (["train", "digits", "--recipe", "nowhere.json"], ["nowhere.json", "readable"]),
         (["train", "chars", "--label-smoothing", "0.1"], ["label_smoothing"]),
         (["train", "digits", "--shard-optimizer", "--reduce", "server"], ["--shard-optimizer", "ordered"]),
+        (["train", "digits", "--optimizer", "muon", "--shard-optimizer"], ["muon", "drop --shard-optimizer"]),
         (["train", "digits", "--device", "cuda"], ["cuda", "not available"]),
         (["train", "digits", "--data", "somewhere"], ["takes no --data", "bn, dropout"]),
         (["train", "digits", "--loaders", "-1"], ["loaders must be at least 0", "got -1"]),

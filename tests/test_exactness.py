@@ -48,6 +48,15 @@ def test_six_workers_on_any_number_of_processes(torchrun, known, processes):
     assert hashes(torchrun, processes, 6, *names) == reference(known, torchrun, 6, *names)
 
 
+@pytest.mark.parametrize("processes", [2, 3])
+def test_layer_wise_optimizers_on_any_number_of_processes(torchrun, known, processes):
+    names = ["lars", "lamb", "lamb, all tensors", "lamb, two threads", "muon"]
+    expected = reference(known, torchrun, 3, *names)
+    assert hashes(torchrun, processes, 3, *names) == expected
+    for name in names:
+        assert len({run["sha256"] for key, run in expected.items() if key.rpartition(" (")[0] == name}) == 1
+
+
 def test_placements_agree_and_recipes_differ(torchrun, known):
     by_recipe: dict[str, set[str]] = {}
     for name, run in reference(known, torchrun, 8).items():

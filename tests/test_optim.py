@@ -1,16 +1,31 @@
-"""Every optimizer in one table: it converges, repeats, leaves gradients alone, and may be cut anywhere."""
+"""Every optimizer in one table: it converges, repeats, keeps its state, and leaves gradients alone."""
 
 from __future__ import annotations
 
+import copy
+import json
+import math
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
-from scalewise.optim import OPTIMIZERS
+import scalewise as sw
+from scalewise.errors import RecipeError
+from scalewise.optim import ELEMENT_WISE, OPTIMIZERS, layerwise
+from scalewise.optim.norms import norm
+from scalewise.optim.rules import local_rate, local_rates, trust_ratio, trust_ratios
 from scalewise.recipe import Recipe
+
+JOB = Path(__file__).parent / "jobs" / "fully_shard.py"
+DOUBLE = torch.float64
 
 
 def recipe(name: str) -> Recipe:
-    return Recipe(optimizer=name, lr=0.05, weight_decay=0.01)
+    lr = 0.2 if name == "lars" else 0.05
+    return Recipe(optimizer=name, lr=lr, weight_decay=0.01, trust_coefficient=0.1)
 
 
 def trained(name: str, pieces: list[slice], threads: int = 1, steps: int = 12) -> torch.Tensor:
@@ -31,7 +46,7 @@ def trained(name: str, pieces: list[slice], threads: int = 1, steps: int = 12) -
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sorted(ELEMENT_WISE))
 def test_the_update_does_not_depend_on_where_the_tensor_is_cut(name, threads):
     whole = trained(name, [slice(None)], threads)
     for cuts in ([2048], [2048 * 7, 2048 * 20], [33, 1001, 77_777]):
@@ -40,25 +55,107 @@ def test_the_update_does_not_depend_on_where_the_tensor_is_cut(name, threads):
         assert torch.equal(trained(name, pieces, threads), whole)
 
 
+@pytest.mark.parametrize("start", [[3.0, -2.0], [[3.0, -2.0], [1.0, 2.0]]], ids=["vector", "matrix"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_converges_and_leaves_gradients_untouched(name):
-    weight = torch.tensor([3.0, -2.0], requires_grad=True)
+def test_converges_and_leaves_gradients_untouched(name, start):
+    weight = torch.tensor(start, requires_grad=True)
     optimizer = OPTIMIZERS[name]([weight], recipe(name))
     for _ in range(400):
         optimizer.zero_grad()
         (weight**2).sum().backward()
-        before = weight.grad.clone()
+        gradient = weight.grad
+        before = gradient.clone()
         optimizer.step()
-        assert torch.equal(weight.grad, before)
+        assert weight.grad is gradient
+        assert torch.equal(gradient, before)
     assert weight.abs().max() < 0.05
+
+
+class Problem:
+    """A small network with matrices, a convolution kernel, biases, norm weights and a parameter that is not used."""
+
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+        self.model.register_parameter("unused", nn.Parameter(torch.ones(2, 2)))
+        self.optimizer = OPTIMIZERS[name](self.model.parameters(), recipe(name))
+        self.x, self.y = torch.randn(16, 1, 8, 8), torch.randint(0, 10, (16,))
+
+    def loss(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(self.x), self.y)
+        loss.backward()
+        return loss
+
+    def run(self, steps: int) -> Problem:
+        for _ in range(steps):
+            self.loss()
+            self.optimizer.step()
+        return self
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_repeats_and_round_trips_its_state(name):
+    whole = Problem(name).run(8)
+    first = Problem(name).run(5)
+    second = Problem(name)
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
+    assert torch.equal(second.run(3).weights(), whole.weights())
+    assert torch.equal(first.run(3).weights(), whole.weights())
+    assert torch.equal(whole.model.unused, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_copied_optimizer_works(name):
+    problem = Problem(name).run(2)
+    twin = copy.deepcopy(problem)
+    assert torch.equal(twin.run(2).weights(), problem.run(2).weights())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_takes_a_closure(name):
+    problem = Problem(name)
+    losses = [problem.optimizer.step(problem.loss).item() for _ in range(4)]
+    assert losses[-1] < losses[0]
+    assert torch.equal(problem.weights(), Problem(name).run(4).weights())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_follows_a_scheduler_from_zero(name):
+    problem = Problem(name)
+    schedule = LambdaLR(problem.optimizer, lambda step: step / 2)
+    before = problem.weights()
+    problem.run(1)
+    assert torch.equal(problem.weights(), before)
+    schedule.step()
+    problem.run(1)
+    moved = problem.weights() - before
+    assert moved.abs().max() > 0
+    assert moved.isfinite().all()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_takes_parameter_groups(name):
+    problem = Problem(name)
+    early, late = problem.model[0], problem.model[4]
+    groups = [{"params": early.parameters(), "lr": 0.0}, {"params": late.parameters()}]
+    problem.optimizer = OPTIMIZERS[name](groups, recipe(name).replace(weight_decay=0.0))
+    before = [copy.deepcopy(layer.state_dict()) for layer in (early, late)]
+    problem.run(2)
+    assert torch.equal(early.weight, before[0]["weight"])
+    assert not torch.equal(late.weight, before[1]["weight"])
 
 
 def test_hand_derived_two_steps():
     def two_steps(name: str) -> float:
-        weight = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
+        weight = torch.tensor([1.0], dtype=DOUBLE, requires_grad=True)
         optimizer = OPTIMIZERS[name]([weight], Recipe(optimizer=name, lr=0.1, momentum=0.5))
         for gradient in (1.0, 2.0):
-            weight.grad = torch.tensor([gradient], dtype=torch.float64)
+            weight.grad = torch.tensor([gradient], dtype=DOUBLE)
             optimizer.step()
         return weight.item()
 
@@ -67,3 +164,243 @@ def test_hand_derived_two_steps():
     assert two_steps("nesterov") == pytest.approx(1 - 0.1 * 1.5 - 0.1 * (2 + 0.5 * 2.5))
     first, second = (0.1 * 0.9 + 0.2) / (1 - 0.81), (0.001 * 0.999 + 0.004) / (1 - 0.999**2)
     assert two_steps("adam") == pytest.approx(1 - 0.1 - 0.1 * first / second**0.5, rel=1e-6)
+
+
+@pytest.fixture(params=["one by one", "together"])
+def path(request, monkeypatch) -> str:
+    """Both ways through the parameters; the second one is for accelerators and DTensors, here on the CPU."""
+    if request.param == "together":
+        monkeypatch.setattr(layerwise, "_is_plain", lambda weight, gradient: False)
+    return request.param
+
+
+def stepped(optimizer, weight: torch.Tensor, gradients: list[list[float]]) -> list[float]:
+    for gradient in gradients:
+        weight.grad = torch.tensor([gradient], dtype=weight.dtype)
+        optimizer.step()
+    return weight.detach().flatten().tolist()
+
+
+def test_lars_by_hand(path):
+    """w = (3, 4), ‖w‖ = 5; g = (0, 2), then (1, 0)."""
+    weight = torch.tensor([[3.0, 4.0]], dtype=DOUBLE, requires_grad=True)
+    optimizer = sw.optim.LARS([weight], lr=10, momentum=0.5, weight_decay=0.1, trust_coefficient=0.01)
+    rate = 0.01 * 5 / (2 + 0.1 * 5)
+    assert rate == pytest.approx(0.02)
+    buffer = (0.02 * 0.3, 0.02 * 2.4)
+    assert stepped(optimizer, weight, [[0.0, 2.0]]) == pytest.approx([2.94, 3.52])
+    size = math.sqrt(2.94**2 + 3.52**2)
+    rate = 0.01 * size / (1 + 0.1 * size)
+    buffer = (0.5 * buffer[0] + rate * (1 + 0.294), 0.5 * buffer[1] + rate * 0.352)
+    expected = [2.94 - 10 * buffer[0], 3.52 - 10 * buffer[1]]
+    assert stepped(optimizer, weight, [[1.0, 0.0]]) == pytest.approx(expected)
+
+
+def test_lamb_by_hand(path):
+    """w = (3, 4), ‖w‖ = 5; g = (1, −2), then (1, 2)."""
+    weight = torch.tensor([[3.0, 4.0]], dtype=DOUBLE, requires_grad=True)
+    optimizer = sw.optim.LAMB([weight], lr=0.1, betas=(0.9, 0.99), eps=1e-12, weight_decay=0.1)
+    ratio = 5 / math.sqrt(1.3**2 + 0.6**2)  # r = (1, −1), u = (1.3, −0.6)
+    first = [3 - 0.1 * ratio * 1.3, 4 + 0.1 * ratio * 0.6]
+    assert stepped(optimizer, weight, [[1.0, -2.0]]) == pytest.approx(first)
+    direction = [1.0, (0.9 * 0.1 * -2 + 0.1 * 2) / (1 - 0.81) / 2]  # the second moments are 1 and 4 in both steps
+    update = [r + 0.1 * w for r, w in zip(direction, first, strict=True)]
+    ratio = math.hypot(*first) / math.hypot(*update)
+    expected = [w - 0.1 * ratio * u for w, u in zip(first, update, strict=True)]
+    assert stepped(optimizer, weight, [[1.0, 2.0]]) == pytest.approx(expected)
+
+
+def side_by_side(mine, other, steps: int = 12, feed=None, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights that two optimizers reach on the same gradients, with a rate that rises from 0 and falls again."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(17, 5), (5,), (4, 3, 3, 3), ()]
+    start = [scale * torch.randn(shape, dtype=DOUBLE, generator=generator) for shape in shapes]
+    left, right = ([value.clone().requires_grad_() for value in start] for _ in range(2))
+    ours, theirs = mine(left), other(right)
+    for step in range(steps):
+        for group in (*ours.param_groups, *theirs.param_groups):
+            group["lr"] = 0.1 * math.sin(math.pi * step / steps)
+        for a, b in zip(left, right, strict=True):
+            a.grad = torch.randn(a.shape, dtype=DOUBLE, generator=generator)
+            b.grad = a.grad.clone() if feed is None else feed(b.detach(), a.grad)
+        ours.step()
+        theirs.step()
+    return tuple(torch.cat([value.detach().flatten() for value in values]) for values in (left, right))
+
+
+def test_lars_with_ratio_one_is_momentum(path):
+    mine, theirs = side_by_side(
+        lambda values: sw.optim.LARS(values, weight_decay=0.05, adapt=False, adapt_vectors=True),
+        lambda values: torch.optim.SGD(values, momentum=0.9, weight_decay=0.05),
+    )
+    assert torch.allclose(mine, theirs, rtol=1e-12)
+
+
+def test_lars_is_momentum_on_gradients_times_the_rate(path):
+    def feed(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        if weight.ndim < 2:
+            return gradient
+        rate = 0.02 * weight.norm() / (gradient.norm() + 0.05 * weight.norm())
+        return rate * (gradient + 0.05 * weight)
+
+    mine, theirs = side_by_side(
+        lambda values: sw.optim.LARS(values, weight_decay=0.05, trust_coefficient=0.02),
+        lambda values: torch.optim.SGD(values, momentum=0.9),
+        feed=feed,
+    )
+    assert torch.allclose(mine, theirs, rtol=1e-10)
+
+
+@pytest.mark.parametrize("option", [{"adapt": False}, {"largest_ratio": 1.0}])
+def test_lamb_with_ratio_one_is_adamw(path, option):
+    """A layer of large weights has a ratio above 1: clipped at 1, it takes LAMB's own path with AdamW's steps."""
+    mine, theirs = side_by_side(
+        lambda values: sw.optim.LAMB(values, eps=1e-8, weight_decay=0.05, adapt_vectors=True, **option),
+        lambda values: torch.optim.AdamW(values, eps=1e-8, weight_decay=0.05),
+        scale=100.0,
+    )
+    assert torch.allclose(mine, theirs, rtol=1e-10)
+
+
+def test_vectors_adapt_only_when_asked(path):
+    for optimizer in (sw.optim.LARS, sw.optim.LAMB):
+        plain, adapted = side_by_side(
+            lambda values, make=optimizer: make(values, weight_decay=0.1),
+            lambda values, make=optimizer: make(values, weight_decay=0.1, adapt_vectors=True),
+        )
+        matrix, kernel = slice(0, 85), slice(90, 198)
+        same = plain == adapted
+        assert same[matrix].all()
+        assert same[kernel].all()
+        assert not same[85:90].any()
+        assert not same[198:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_both_paths_agree(name, dtype, monkeypatch):
+    found = []
+    for plain in (True, False):
+        with monkeypatch.context() as patch:
+            if not plain:
+                patch.setattr(layerwise, "_is_plain", lambda weight, gradient: False)
+            torch.manual_seed(0)
+            weights = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((40, 30), (7,), (600, 700))]
+            optimizer = OPTIMIZERS[name](weights, recipe(name))
+            for _ in range(4):
+                for weight in weights:
+                    weight.grad = torch.randn(weight.shape).to(dtype)
+                optimizer.step()
+            found.append(torch.cat([weight.detach().flatten() for weight in weights]))
+    tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 0.1}[dtype]
+    assert torch.allclose(*found, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_memory_layout_does_not_matter(name):
+    found = []
+    for weight_format, gradient_format in (("contiguous_format",) * 2, ("channels_last",) * 2, ("channels_last", None)):
+        torch.manual_seed(0)
+        weight = torch.randn(8, 4, 3, 3).to(memory_format=getattr(torch, weight_format)).requires_grad_()
+        optimizer = OPTIMIZERS[name]([weight], recipe(name))
+        for _ in range(3):
+            gradient = torch.randn(8, 4, 3, 3)
+            weight.grad = gradient.to(memory_format=getattr(torch, gradient_format)) if gradient_format else gradient
+            optimizer.step()
+        found.append(weight.detach())
+    assert torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
+    assert torch.allclose(found[0], found[2], rtol=1e-5, atol=1e-6)
+
+
+def test_where_a_norm_is_zero_the_ratio_is_one(path):
+    zero, gradient = torch.zeros(3, 2), torch.tensor([[1.0, -2.0], [3.0, 0.5], [1.0, 1.0]])
+
+    def step(optimizer, weight: torch.Tensor, gradient: torch.Tensor, **options: float) -> torch.Tensor:
+        weight = weight.clone().requires_grad_()
+        weight.grad = gradient.clone()
+        optimizer([weight], lr=0.1, **options).step()
+        return weight.detach()
+
+    assert torch.allclose(step(sw.optim.LARS, zero, gradient), -0.1 * gradient)
+    assert torch.allclose(step(sw.optim.LAMB, zero, gradient), -0.1 * gradient.sign(), atol=1e-6)
+    for optimizer in (sw.optim.LARS, sw.optim.LAMB):
+        assert torch.equal(step(optimizer, gradient, zero), gradient)
+        assert torch.equal(step(optimizer, zero, zero, weight_decay=0.1), zero)
+    assert torch.allclose(step(sw.optim.LARS, gradient, zero, weight_decay=0.1), gradient * (1 - 0.1 * 0.1))
+    assert torch.allclose(step(sw.optim.LAMB, gradient, zero, weight_decay=0.1), gradient * (1 - 0.1))
+
+
+def test_the_rules_for_many_layers_are_those_for_one():
+    sizes, lengths = torch.tensor([0.0, 2.0, 3.0, 50.0], dtype=DOUBLE), torch.tensor([1.0, 0.0, 4.0, 2.0], dtype=DOUBLE)
+    pairs = list(zip(sizes.tolist(), lengths.tolist(), strict=True))
+    assert trust_ratios(sizes, lengths, 10.0).tolist() == [trust_ratio(*pair, 10.0) for pair in pairs]
+    assert trust_ratios(sizes, lengths).tolist() == [trust_ratio(*pair) for pair in pairs] == [1, 1, 0.75, 25]
+    assert local_rates(sizes, lengths, 0.01, 0.1).tolist() == [local_rate(*pair, 0.01, 0.1) for pair in pairs]
+
+
+def test_norms_of_long_vectors_are_accurate():
+    vector = torch.rand(3_000_000, generator=torch.Generator().manual_seed(0))
+    assert norm(vector.numpy()) == pytest.approx(float(vector.double().norm()), rel=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda weights: sw.optim.LAMB(weights, lr=-1.0), "lr must be at least 0, got -1.0"),
+        (lambda weights: sw.optim.LAMB(weights, betas=(0.9, 1.0)), "betas"),
+        (lambda weights: sw.optim.LAMB(weights, eps=0.0), "eps must be above 0"),
+        (lambda weights: sw.optim.LARS(weights, weight_decay=-0.1), "weight_decay"),
+        (lambda weights: sw.optim.LARS(weights, momentum=1.0), "momentum"),
+        (lambda weights: sw.optim.LARS(weights, trust_coefficient=0.0), "trust_coefficient"),
+    ],
+)
+def test_options_that_cannot_be(make, words):
+    with pytest.raises(RecipeError, match=words):
+        make([torch.zeros(2, 2, requires_grad=True)])
+
+
+def test_sparse_gradients_are_refused():
+    embedding = nn.Embedding(5, 3, sparse=True)
+    embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(RecipeError, match="sparse=False"):
+        sw.optim.LAMB(embedding.parameters()).step()
+
+
+def test_muon_takes_matrices_and_leaves_the_rest_to_adamw():
+    problem = Problem("muon").run(3)
+    torch.manual_seed(3)
+    twin = Problem("momentum")
+    matrices = [parameter for parameter in twin.model.parameters() if parameter.ndim == 2]
+    rest = [parameter for parameter in twin.model.parameters() if parameter.ndim != 2]
+    two = [
+        torch.optim.Muon(matrices, lr=0.05, momentum=0.9, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=0.05, weight_decay=0.01),
+    ]
+    for _ in range(3):
+        twin.loss()
+        for optimizer in two:
+            optimizer.step()
+    assert torch.equal(problem.weights(), twin.weights())
+
+
+def test_muon_leaves_matrices_to_adamw_where_asked():
+    layers = nn.Linear(3, 2), nn.Linear(2, 2)
+    groups = [{"params": layers[0].parameters()}, {"params": layers[1].parameters(), "rule": "adamw"}]
+    optimizer = sw.optim.Muon(groups, lr=0.1)
+    assert [(group["rule"], len(group["params"])) for group in optimizer.param_groups] == [
+        ("muon", 1),
+        ("adamw", 1),
+        ("adamw", 2),
+    ]
+
+
+def test_fully_sharded_parameters_on_two_processes(torchrun):
+    outcome = torchrun(2, JOB)
+    assert outcome.code == 0, outcome.stderr[-4000:]
+    found = json.loads(outcome.stdout.splitlines()[-1])
+    assert found.keys() == {"LARS", "LARS, all", "LAMB", "LAMB, all", "Muon"}
+    for name, run in found.items():
+        assert run["moved"] > 0.01, name
+        assert run["difference"] < 1e-5 * run["moved"], name
+        assert run["resumed"] == 0.0, name
+        assert run["local_share"] < 1.0, name

@@ -51,6 +51,70 @@ def test_one_worker_is_a_plain_loop_bit_for_bit(optimizer, batch, layout):
     assert losses == pytest.approx(plain, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "exact"),
+    [
+        ("muon", 0.005, True),
+        # norms are summed in chunks of the flat vector there, in chunks of the tensor here
+        ("lars", 0.5, False),
+        ("lamb", 0.01, False),
+    ],
+)
+def test_one_worker_is_a_plain_loop_with_our_optimizers(optimizer, lr, exact):
+    task = sw.load_task("digits", ["bn=true"])
+    recipe = sw.Recipe(
+        worker_batch=32, steps=30, optimizer=optimizer, lr=lr, weight_decay=0.01, trust_coefficient=0.02, threads=1
+    )
+    weights, losses = trained(task, recipe)
+    torch.manual_seed(0)
+    model = task.model()
+    x, y = task.train
+    update = OPTIMIZERS[optimizer](model.parameters(), recipe)
+    stream = SampleStream(len(x), seed=0)
+    plain = []
+    for step in range(30):
+        indices, _ = stream.take(step * 32, (step + 1) * 32)
+        update.zero_grad()
+        loss = F.cross_entropy(model(x[indices]), y[indices])
+        loss.backward()
+        update.step()
+        plain.append(loss.item())
+    assert losses == pytest.approx(plain, rel=1e-6 if exact else 1e-3)
+    for name, value in model.state_dict().items():
+        if exact:
+            assert torch.equal(value, weights[name]), name
+    assert plain[-1] < 0.5 * plain[0]
+
+
+@pytest.mark.parametrize("adapt_vectors", [False, True])
+@pytest.mark.parametrize(("optimizer", "lr"), [("lars", 0.5), ("lamb", 0.01)])
+def test_layer_wise_updates_in_double_precision_are_those_of_a_plain_loop(optimizer, lr, adapt_vectors):
+    task = models.double_mlp()
+    recipe = sw.Recipe(
+        worker_batch=20,
+        steps=30,
+        optimizer=optimizer,
+        lr=lr,
+        weight_decay=0.01,
+        trust_coefficient=0.02,
+        adapt_vectors=adapt_vectors,
+        threads=1,
+    )
+    weights, _ = trained(task, recipe)
+    torch.manual_seed(0)
+    model = task.model()
+    x, y = task.train
+    update = OPTIMIZERS[optimizer](model.parameters(), recipe)
+    stream = SampleStream(len(x), seed=0)
+    for step in range(30):
+        indices, _ = stream.take(step * 20, (step + 1) * 20)
+        update.zero_grad()
+        F.cross_entropy(model(x[indices]), y[indices]).backward()
+        update.step()
+    for name, value in model.state_dict().items():
+        assert torch.allclose(value, weights[name], rtol=1e-9, atol=1e-12), name
+
+
 @pytest.mark.parametrize("micro_batch", [None, 4])
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 def test_eight_workers_are_a_loop_over_eight_shards(micro_batch, clip_norm):

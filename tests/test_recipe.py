@@ -81,6 +81,8 @@ def test_auto_scales_by_the_optimizers_rule():
     assert [value.field for value in derived] == ["lr_rule", "warmup_epochs", "threads"]
     assert all(value.reason for value in derived)
     assert resolve(Recipe(optimizer="adam"), {"workers": 8}, "auto", cores=4)[0].lr_rule == "sqrt"
+    assert resolve(Recipe(optimizer="lamb"), {"workers": 8}, "auto", cores=4)[0].lr_rule == "sqrt"
+    assert resolve(Recipe(optimizer="lars"), {"workers": 8}, "auto", cores=4)[0].lr_rule == "linear"
 
 
 def test_what_was_given_wins():

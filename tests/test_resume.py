@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import scalewise as sw
 from conftest import environment
 from scalewise import records
 
@@ -140,6 +141,24 @@ def test_a_finished_run_goes_on_with_more_epochs(scalewise, undisturbed):
     assert scalewise(*TASK, *RECIPE, "--epochs", 2, "--processes", 2, "--warmup-epochs", 0.4).code == 0
     result = scalewise(*TASK, "--resume", "auto", "--epochs", 4, "--processes", 1, "--json", "--quiet").json
     assert result["weights_sha256"] == undisturbed["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "before", "after"),
+    [
+        ("lars", 0.5, ["--processes", 1], ["--processes", 2, "--shard-optimizer"]),
+        ("lamb", 0.01, ["--processes", 3, "--shard-optimizer"], ["--processes", 2, "--reduce", "server"]),
+        ("muon", 0.005, ["--processes", 2], ["--processes", 1]),
+    ],
+)
+def test_optimizers_of_whole_layers_go_on_elsewhere(scalewise, optimizer, lr, before, after):
+    fields = {"workers": 3, "worker_batch": 16, "optimizer": optimizer, "lr": lr, "momentum": 0.8, "weight_decay": 0.01}
+    flags = [word for name, value in fields.items() for word in (f"--{name.replace('_', '-')}", value)]
+    assert scalewise("train", "digits", *flags, "--recipe", "plain", "--steps", 7, *before, "--quiet").code == 0
+    found = scalewise("train", "digits", "--resume", "auto", "--steps", 12, *after, "--json", "--quiet").json
+    recipe = sw.Recipe(**fields, steps=12, threads=1)
+    *_, expected = sw.train(sw.load_task("digits"), recipe, sw.Placement(device="cpu"))
+    assert found["weights_sha256"] == expected.weights_sha256
 
 
 def test_old_checkpoints_go_and_the_best_stays(scalewise, tmp_path):

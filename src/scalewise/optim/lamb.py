@@ -5,14 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
-from scalewise.optim.layerwise import Group, LayerWise, Member
-from scalewise.optim.norms import flat, local_part, norm, norms
+from scalewise.optim.layerwise import Group, LayerWise, Member, Tensors
+from scalewise.optim.norms import Vector, local_part, norm, norms
 from scalewise.optim.rules import trust_ratio, trust_ratios
+
+
+class Memory:
+    """Scratch memory for one layer at a time, which stays in the cache; views of each length are kept."""
+
+    def __init__(self) -> None:
+        self._vectors: dict[tuple[int, torch.dtype], Vector] = {}
+
+    def like(self, vector: Vector) -> Vector:
+        """As many elements, with anything in them."""
+        key = (len(vector.array), vector.tensor.dtype)
+        if key not in self._vectors:
+            self._make(key)
+        return self._vectors[key]
+
+    def _make(self, key: tuple[int, torch.dtype]) -> None:
+        known = [*(length for length, dtype in self._vectors if dtype == key[1]), key[0]]
+        memory = torch.empty(max(known), dtype=key[1])
+        for length in known:
+            self._vectors[length, key[1]] = Vector(memory[:length])
 
 
 class LAMB(LayerWise):
@@ -55,43 +76,29 @@ class LAMB(LayerWise):
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         choices = {"adapt_vectors": adapt_vectors, "adapt": adapt, "largest_ratio": largest_ratio}
         super().__init__(parameters, options | choices)
-        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._memory = Memory()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a state; the scratch memory is not part of one."""
         super().__setstate__(state)
-        self._scratch = {}
+        self._memory = Memory()
 
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
         return {"step": torch.zeros((), dtype=torch.float32), **zeros}
 
     def _update_one_by_one(self, group: Group, members: list[Member]) -> None:
-        torch._foreach_add_([member.state["step"] for member in members], 1)
+        lr, betas, eps, largest = float(group["lr"]), group["betas"], group["eps"], group["largest_ratio"]
+        for weight, gradient, state, adapts, decay in members:
+            count_step(state)
+            if adapts:
+                vector = self._vector(weight)
+                direction = self._memory.like(vector)
+                np.multiply(vector.array, decay, out=direction.array)
+                fused_adam([direction.tensor], [gradient], [state], betas, eps, lr=-1.0)  # u: r comes on top of λ·w
+                ratio = trust_ratio(norm(vector.array), norm(direction.array), largest)
+                vector.tensor.add_(direction.tensor, alpha=-lr * ratio)
         self._adamw(group, [member for member in members if not member.adapts])
-        lr, largest = float(group["lr"]), group["largest_ratio"]
-        for member in members:
-            if member.adapts:
-                weight = flat(member.weight)
-                direction = self._direction(group, member, weight)
-                ratio = trust_ratio(norm(weight), norm(direction), largest)
-                weight.add_(direction, alpha=-lr * ratio)
-
-    def _direction(self, group: Group, member: Member, weight: Tensor) -> Tensor:
-        """u = r + λ·w in reused memory, in one pass: torch's fused Adam with lr = −1 on the "weights" λ·w."""
-        direction = self._memory(weight)
-        if member.decay:
-            torch.mul(weight, member.decay, out=direction)
-        else:
-            direction.zero_()
-        fused_adam([direction], [member.gradient], [member.state], group["betas"], group["eps"], lr=-1.0)
-        return direction
-
-    def _memory(self, like: Tensor) -> Tensor:
-        found = self._scratch.get(like.dtype)
-        if found is None or found.numel() < like.numel():
-            found = self._scratch[like.dtype] = torch.empty_like(like)
-        return found[: like.numel()]
 
     def _adamw(self, group: Group, members: list[Member]) -> None:
         """AdamW's own kernel, which takes all layers of one weight decay at once."""
@@ -100,7 +107,8 @@ class LAMB(LayerWise):
             fused_adam(weights, gradients, states, group["betas"], group["eps"], float(group["lr"]), decay)
 
     def _update_together(self, group: Group, members: list[Member]) -> None:
-        torch._foreach_add_([member.state["step"] for member in members], 1)
+        for member in members:
+            count_step(member.state)
         weights = [local_part(member.weight) for member in members]
         directions = _directions(group, members)
         torch._foreach_add_(directions, weights, alpha=members[0].decay)
@@ -129,9 +137,14 @@ def _directions(group: Group, members: list[Member]) -> list[Tensor]:
     return list(directions)
 
 
+def count_step(state: Mapping[str, Tensor]) -> None:
+    """One more; adding a number to a tensor without dimensions takes three times as long."""
+    state["step"].fill_(state["step"].item() + 1)
+
+
 def fused_adam(
-    weights: list[Tensor] | tuple[Tensor, ...],
-    gradients: list[Tensor] | tuple[Tensor, ...],
+    weights: Tensors,
+    gradients: Tensors,
     states: Sequence[Mapping[str, Tensor]],
     betas: tuple[float, float],
     eps: float,

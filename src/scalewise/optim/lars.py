@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
-from scalewise.optim.layerwise import Group, LayerWise, Member
-from scalewise.optim.norms import flat, local_part, norm, norms
+from scalewise.optim.layerwise import Group, LayerWise, Member, Tensors
+from scalewise.optim.norms import local_part, memory, norm, norms
 from scalewise.optim.rules import local_rate, local_rates
 
 
@@ -57,22 +57,21 @@ class LARS(LayerWise):
         return {"momentum_buffer": torch.zeros_like(weight)}
 
     def _update_one_by_one(self, group: Group, members: list[Member]) -> None:
-        """Each layer in one pass of torch's fused SGD, whose `1 − dampening` is a factor of the gradient: the rate."""
+        """Each layer in one pass of torch's fused SGD, whose 1 − dampening is a factor of the gradient: the rate."""
         lr, momentum, trust = float(group["lr"]), group["momentum"], group["trust_coefficient"]
         for weight, gradient, state, adapts, decay in members:
-            rate = local_rate(norm(flat(weight)), norm(flat(gradient)), trust, decay) if adapts else 1.0
-            torch._fused_sgd_(
-                [weight],
-                [gradient],
-                [state["momentum_buffer"]],
-                weight_decay=decay,
-                momentum=momentum,
-                lr=lr,
-                dampening=1.0 - rate,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
+            if adapts:
+                sizes = norm(self._vector(weight).array), norm(memory(gradient))
+                rate = local_rate(*sizes, trust, decay)
+                fused_sgd([weight], [gradient], [state["momentum_buffer"]], lr, momentum, decay, rate)
+        self._momentum(group, [member for member in members if not member.adapts])
+
+    def _momentum(self, group: Group, members: list[Member]) -> None:
+        """The same kernel for all layers of one weight decay at once."""
+        for decay in sorted({member.decay for member in members}):
+            weights, gradients, states = zip(*[m[:3] for m in members if m.decay == decay], strict=True)
+            buffers = [state["momentum_buffer"] for state in states]
+            fused_sgd(weights, gradients, buffers, float(group["lr"]), group["momentum"], decay)
 
     def _update_together(self, group: Group, members: list[Member]) -> None:
         decay, momentum = members[0].decay, group["momentum"]
@@ -88,3 +87,21 @@ class LARS(LayerWise):
         torch._foreach_mul_(buffers, momentum)
         torch._foreach_add_(buffers, updates)
         torch._foreach_add_(weights, buffers, alpha=-float(group["lr"]))
+
+
+def fused_sgd(
+    weights: Tensors, gradients: Tensors, buffers: Tensors, lr: float, momentum: float, decay: float, rate: float = 1.0
+) -> None:
+    """v ← μ·v + rate·(g + decay·w); w ← w − lr·v for many layers, in torch's fused kernel."""
+    torch._fused_sgd_(
+        weights,
+        gradients,
+        buffers,
+        weight_decay=decay,
+        momentum=momentum,
+        lr=lr,
+        dampening=1.0 - rate,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
-from scalewise.optim.norms import kind
+from scalewise.optim.norms import Vector, kind
 
+Tensors = list[Tensor] | tuple[Tensor, ...]
 Group = dict[str, Any]  # torch's parameter groups: the parameters and their options
 
 
@@ -38,6 +40,12 @@ class LayerWise(Optimizer):
             if not options[name] >= 0:
                 raise RecipeError(f"{name} must be at least 0, got {options[name]}; raise it")
         super().__init__(parameters, options)
+        self._vectors: dict[Tensor, Vector] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state; views of memory are not part of one."""
+        super().__setstate__(state)
+        self._vectors = {}
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -81,6 +89,12 @@ class LayerWise(Optimizer):
             decay = group["weight_decay"] if counts else 0.0
             yield Member(weight, gradient, state, counts and group["adapt"], decay)
 
+    def _vector(self, weight: Tensor) -> Vector:
+        found = self._vectors.get(weight)
+        if found is None or not found.still(weight):
+            found = self._vectors[weight] = Vector(weight)
+        return found
+
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
 
@@ -94,9 +108,10 @@ class LayerWise(Optimizer):
 def _is_plain(weight: Tensor, gradient: Tensor) -> bool:
     """Whether both lie alike and without gaps in this machine's memory, as torch's fused CPU kernels need it."""
     return (
-        weight.is_cpu
-        and not hasattr(weight, "to_local")
+        type(weight) in (Parameter, Tensor)
+        and weight.is_cpu
         and weight.dtype == gradient.dtype
+        and weight.dtype in (torch.float32, torch.float64)  # in half precision the fused SGD rounds the rate away
         and weight.stride() == gradient.stride()
         and (weight.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(weight))
     )

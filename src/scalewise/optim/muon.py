@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -75,11 +76,31 @@ class Muon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for rule, optimizer in self._inner.items():
-            optimizer.param_groups = [group for group in self.param_groups if group[RULE] == rule]
-            optimizer.state = self.state
-            optimizer.step()
+        for group in self.param_groups:
+            inner = self._inner[group[RULE]]
+            whole = [value for value in group["params"] if group[RULE] == "adamw" or not hasattr(value, "to_local")]
+            inner.param_groups, inner.state = [group | {"params": whole}], self.state
+            inner.step()
+            for parameter in group["params"]:
+                if group[RULE] == "muon" and hasattr(parameter, "to_local") and parameter.grad is not None:
+                    self._update_sharded(group, parameter)
         return loss
+
+    def _update_sharded(self, group: dict[str, Any], parameter: Any) -> None:  # noqa: ANN401  (a DTensor)
+        """Muon on a copy of the whole matrix, alike on every process; each takes over what it holds of it."""
+        from torch.distributed.tensor import distribute_tensor
+
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        matrix, buffer = parameter.full_tensor(), state["momentum_buffer"].full_tensor()
+        matrix.grad = parameter.grad.full_tensor()
+        inner = self._inner["muon"]
+        inner.param_groups, inner.state = [group | {"params": [matrix]}], defaultdict(dict)
+        inner.state[matrix]["momentum_buffer"] = buffer
+        inner.step()
+        for mine, full in ((parameter, matrix), (state["momentum_buffer"], buffer)):
+            mine.copy_(distribute_tensor(full, mine.device_mesh, mine.placements, src_data_rank=None))
 
 
 def _inner(options: dict[str, Any]) -> dict[str, Optimizer]:

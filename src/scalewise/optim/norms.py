@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 LONGEST_SUM = 1 << 18  # elements: a float32 sum of so many squares is right to about 1e-6, of ten million to 1e-4
+Array = np.ndarray[tuple[int], np.dtype[np.floating[Any]]]
 HALF = (torch.bfloat16, torch.float16)
 
 
-def flat(tensor: Tensor) -> Tensor:
-    """A one-dimensional view of a tensor that fills its memory without gaps, in whatever order of dimensions."""
-    return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
+class Vector:
+    """A tensor's memory in one dimension; the tensor must fill it without gaps, in whatever order of dimensions.
+
+    Views are kept from step to step: for a tensor of some thousand elements making them takes longer than using them.
+    """
+
+    __slots__ = ("address", "array", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.address = tensor.data_ptr()
+        self.tensor = tensor.detach().as_strided((tensor.numel(),), (1,))
+        self.array: Array = self.tensor.numpy()
+
+    def still(self, tensor: Tensor) -> bool:
+        """Whether the tensor is where it was."""
+        return tensor.data_ptr() == self.address and tensor.numel() == len(self.array)
 
 
-def norm(vector: Tensor) -> float:
-    """The 2-norm of a vector on the CPU."""
-    if vector.dtype in HALF:
-        return float(torch.linalg.vector_norm(vector, dtype=torch.float32))
-    if vector.numel() <= LONGEST_SUM:
-        return math.sqrt(torch.dot(vector, vector).item())
-    return math.sqrt(sum(torch.dot(part, part).item() for part in vector.split(LONGEST_SUM)))
+def norm(array: Array) -> float:
+    """The 2-norm of a vector; numpy's dot took half of the time of torch.dot, a third of that of vector_norm."""
+    if array.size <= LONGEST_SUM:
+        return math.sqrt(array.dot(array))
+    parts = [array[start : start + LONGEST_SUM] for start in range(0, array.size, LONGEST_SUM)]
+    return math.sqrt(sum(float(part.dot(part)) for part in parts))
+
+
+def memory(tensor: Tensor) -> Array:
+    """A tensor's memory in one dimension."""
+    return tensor.numpy().ravel() if tensor.is_contiguous() else Vector(tensor).array
 
 
 def norms(parts: list[Tensor], whole: Tensor) -> Tensor:
