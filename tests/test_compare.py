@@ -25,7 +25,7 @@ from test_resume import kill_tree, start, wait_for
 
 ROW_KEYS = {
     "name", "workers", "global_batch", "lr", "optimizer", "steps", "samples", "test", "train", "samples_per_second",
-    "seconds", "seeds", "difference", "failed", "diverged", "what", "settings", "beats_noise",
+    "seconds", "seeds", "difference", "failed", "diverged", "what", "settings", "derived", "beats_noise",
 }  # fmt: skip
 WORKING = ["single", "naive", "batch-norm", "lr-scaled", "warm-up", "auto"]
 

@@ -304,10 +304,10 @@ def _draw(comparison: Comparison, folder: Path, view: views.CompareView) -> None
     view.console.print(views.rows_table(rows, metric, view.console.width))
     view.console.print()
     curve = table.error_curve(rows, metric)
-    if len({point.global_batch for points in curve.values() for point in points}) > 2:
+    if curve and table.has_several_counts(rows):
         view.console.print(views.chart(curve, metric))
         view.console.print()
-    for text in views.sentences(rows, metric, comparison.seeds):
+    for text in (*views.derived_lines(rows), *views.sentences(rows, metric, comparison.seeds)):
         view.console.print(text)
     view.console.print(f"[dim]folder {folder}[/dim]")
 

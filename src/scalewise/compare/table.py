@@ -51,6 +51,7 @@ class Row:
     diverged: bool
     what: str
     settings: tuple[str, ...]
+    derived: list[dict[str, Any]]  # values that nobody gave, with their reasons, of the first seed
 
     @property
     def beats_noise(self) -> bool | None:
@@ -97,6 +98,7 @@ def _row(line: Line, ended: Mapping[int, Outcome], metric: Metric, reference: Ma
         diverged=not results and any(failure.diverged for _, failure in failures),
         what=line.plan.what,
         settings=line.plan.settings,
+        derived=results[0]["derived"] if results else [],
     )
 
 
@@ -112,6 +114,11 @@ def _mean(values: Sequence[float]) -> float:
 
 def _whole(values: Sequence[int]) -> int | None:
     return round(sum(values) / len(values)) if values else None
+
+
+def has_several_counts(found: Sequence[Line] | Sequence[Row]) -> bool:
+    """Whether a table is over several numbers of workers."""
+    return len({item.workers for item in found if item.name != "single"}) > 1
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,6 @@ def document(
 ) -> dict[str, Any]:
     """What `compare --json` prints, but for what the command itself knows."""
     table = rows(lines, outcomes, metric)
-    several = len({line.workers for line in lines if line.name != "single"}) > 1
     content: dict[str, Any] = {
         "metric": asdict(metric),
         "rows": [row.to_json() for row in table],
@@ -179,7 +185,7 @@ def document(
         "tuned": tuned,
         "curves": curves(lines, outcomes),
     }
-    if several:
+    if has_several_counts(lines):
         content["curve"] = [
             {"name": name, "points": [asdict(point) for point in points]}
             for name, points in error_curve(table, metric).items()
