@@ -26,6 +26,7 @@ from scalewise.recipe import Derived
 
 MARKERS = "●○◆◇▲△■□"
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white", "white")
+LEGEND = "± standard deviation over seeds; against single: 95 % interval of the differences, paired by seed"
 CHART_WIDTH, CHART_HEIGHT = 56, 9
 
 
