@@ -40,11 +40,11 @@ def value(metric: Metric, amount: float) -> str:
 def signed(metric: Metric, amount: float) -> str:
     """A difference, with its sign.
 
-    >>> signed(Metric("accuracy", True), -0.0439)
-    '−4.39'
+    >>> signed(Metric("accuracy", True), -0.0439), signed(Metric("accuracy", True), -1e-9)
+    ('−4.39', '0.00')
     """
-    sign = "−" if amount < 0 else "+"
-    return f"{sign}{100 * abs(amount):.2f}" if metric.is_share else f"{sign}{abs(amount):.3g}"
+    text = f"{100 * abs(amount):.2f}" if metric.is_share else f"{abs(amount):.3g}"
+    return text if float(text) == 0 else f"{'−' if amount < 0 else '+'}{text}"
 
 
 def spread_text(metric: Metric, found: Spread) -> str:
