@@ -150,7 +150,9 @@ def test_importing_does_not_import_torch(code):
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["tasks"], ["tasks", "--json"], ["train", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["tasks"], ["tasks", "--json"], ["train", "--help"], ["compare", "--help"]]
+)
 def test_help_does_not_import_torch(arguments):
     check = (
         "import sys\nfrom scalewise.cli import main\n"

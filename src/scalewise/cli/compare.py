@@ -302,12 +302,13 @@ def _draw(comparison: Comparison, folder: Path, view: views.CompareView) -> None
     rows, metric = comparison.rows(), comparison.metric
     view.console.print()
     view.console.print(views.rows_table(rows, metric, view.console.width))
+    view.console.print(views.LEGEND, style="dim")
     view.console.print()
     curve = table.error_curve(rows, metric)
-    if len({point.global_batch for points in curve.values() for point in points}) > 2:
+    if curve and table.has_several_counts(rows):
         view.console.print(views.chart(curve, metric))
         view.console.print()
-    for text in views.sentences(rows, metric, comparison.seeds):
+    for text in (*views.sentences(rows, metric, comparison.seeds), *views.derived_lines(rows)):
         view.console.print(text)
     view.console.print(f"[dim]folder {folder}[/dim]")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,16 +14,19 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from scalewise.cli import views
 from scalewise.cli.views import console, number, seconds
 from scalewise.compare.jobs import Job, Message, Outcome, Progress
 from scalewise.compare.remaining import Remaining
 from scalewise.compare.rows import Line, Skipped
 from scalewise.compare.statistics import Difference, Spread
-from scalewise.compare.table import Metric, Point, Row
+from scalewise.compare.table import Metric, Point, Row, has_several_counts
 from scalewise.compare.tuning import Tuned
+from scalewise.recipe import Derived
 
 MARKERS = "●○◆◇▲△■□"
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white", "white")
+LEGEND = "± standard deviation over seeds; against single: 95 % interval of the differences, paired by seed"
 CHART_WIDTH, CHART_HEIGHT = 56, 9
 
 
@@ -36,11 +40,11 @@ def value(metric: Metric, amount: float) -> str:
 def signed(metric: Metric, amount: float) -> str:
     """A difference, with its sign.
 
-    >>> signed(Metric("accuracy", True), -0.0439)
-    '−4.39'
+    >>> signed(Metric("accuracy", True), -0.0439), signed(Metric("accuracy", True), -1e-9)
+    ('−4.39', '0.00')
     """
-    sign = "−" if amount < 0 else "+"
-    return f"{sign}{100 * abs(amount):.2f}" if metric.is_share else f"{sign}{abs(amount):.3g}"
+    text = f"{100 * abs(amount):.2f}" if metric.is_share else f"{abs(amount):.3g}"
+    return text if float(text) == 0 else f"{'−' if amount < 0 else '+'}{text}"
 
 
 def spread_text(metric: Metric, found: Spread) -> str:
@@ -87,7 +91,7 @@ def rows_table(rows: Sequence[Row], metric: Metric, width: int, seeds: int | Non
         "seeds\ndone": [f"{len(row.seeds) + len(row.failed)}/{seeds}" for row in rows],
     }
     del columns["seeds\ndone" if seeds is None else "against\nsingle"]
-    if not _several(rows):
+    if not has_several_counts(rows):
         del columns["workers"]
     for spare in ("samples", "train"):
         if _width(columns) > width:
@@ -110,10 +114,6 @@ def _table(columns: Mapping[str, Sequence[str]]) -> Table:
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table
-
-
-def _several(rows: Sequence[Row]) -> bool:
-    return len({row.workers for row in rows if row.name != "single"}) > 1
 
 
 def _shown(amount: float | int | None) -> str:
@@ -140,7 +140,7 @@ def _against(row: Row, metric: Metric) -> str:
 def sentences(rows: Sequence[Row], metric: Metric, seeds: int) -> Iterator[str]:
     """What the table says: which differences from single exceed seed noise, and what failed."""
     unit = "points of accuracy" if metric.is_share else metric.name.replace("_", " ")
-    several = _several(rows)
+    several = has_several_counts(rows)
     alike = []
     for row in rows:
         name = f"{row.name} with {row.workers} worker{'' if row.workers == 1 else 's'}" if several else row.name
@@ -151,11 +151,20 @@ def sentences(rows: Sequence[Row], metric: Metric, seeds: int) -> Iterator[str]:
         for seed, reason in row.failed:
             yield f"[bold]{name}[/bold] has no result with seed {seed}: {escape(reason)}"
     if alike:
-        yield f"cannot be told from single with these seeds: {', '.join(alike)}"
+        yield f"cannot be told from single: {', '.join(alike)}"
     if seeds < 2:
         yield "one seed says nothing about noise: give --seeds 2 or more"
     elif not any(row.name == "single" or (row.name == "naive" and row.workers == 1) for row in rows):
         yield "nothing to compare with: add single to --rows"
+
+
+def derived_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """What auto chose and why, once for each number of workers."""
+    for row in rows:
+        if row.name == "auto":
+            where = f"[dim]{row.workers} workers:[/dim] " if has_several_counts(rows) else ""
+            for line in views.derived_lines(Derived(**value) for value in row.derived):
+                yield f"{where}{line}"
 
 
 def _sentence(name: str, metric: Metric, difference: Difference, unit: str) -> str:
@@ -163,7 +172,7 @@ def _sentence(name: str, metric: Metric, difference: Difference, unit: str) -> s
     amount = f"{signed(metric, difference.mean)} {unit}"
     word = verdict(metric, difference)
     if not word:
-        return f"[bold]{name}[/bold] cannot be told from single with these seeds ({amount}; {interval})"
+        return f"[bold]{name}[/bold] cannot be told from single ({amount}; {interval})"
     colour = "green" if word == "better" else "red"
     return f"[bold]{name}[/bold] is [{colour}]{word}[/{colour}] than single, beyond seed noise ({amount}; {interval})"
 
@@ -244,6 +253,7 @@ class CompareView:
         self.console = console(quiet)
         self._metric, self._seeds, self._processes = metric, seeds, processes
         self._live = self.console.is_terminal and not quiet
+        self._lock = threading.Lock()  # the live table is drawn by a thread of its own
         self._running: dict[str, Progress] = {}
         self._rows: Sequence[Row] = ()
         self._remaining = Remaining((), processes)
@@ -251,9 +261,10 @@ class CompareView:
 
     def begin(self, title: str, jobs: Sequence[Job], rows: Sequence[Row]) -> None:
         """Start with some jobs."""
-        self._title, self._jobs, self._ended = title, len(jobs), 0
-        self._rows, self._remaining = rows, Remaining(jobs, self._processes)
-        self._running.clear()
+        with self._lock:
+            self._title, self._jobs, self._ended = title, len(jobs), 0
+            self._rows, self._remaining = rows, Remaining(jobs, self._processes)
+            self._running.clear()
 
     def live(self) -> AbstractContextManager[object]:
         """The context in which the table is on the screen."""
@@ -263,16 +274,15 @@ class CompareView:
 
     def show(self, message: Message, rows: Sequence[Row] | None) -> None:
         """Take in what a process said, and the table if it is a new one."""
-        self._rows = self._rows if rows is None else rows
-        self._remaining.observe(message)
-        if isinstance(message, Progress):
-            self._running[message.job.name] = message
-            return
-        self._running.pop(message.job.name, None)
-        if isinstance(message, Outcome):
-            self._ended += 1
-            if not self._live:
-                self.console.print(self._line(message), markup=False)
+        with self._lock:
+            self._rows = self._rows if rows is None else rows
+            self._remaining.observe(message)
+            self._running.pop(message.job.name, None)
+            if isinstance(message, Progress):
+                self._running[message.job.name] = message
+            self._ended += isinstance(message, Outcome)
+        if isinstance(message, Outcome) and not self._live:
+            self.console.print(self._line(message), markup=False)
 
     def _line(self, outcome: Outcome) -> str:
         """One line on a run that has ended."""
@@ -290,10 +300,11 @@ class CompareView:
         return f"{head}{part} {name.replace('_', ' ')} {shown}, {outcome.result['steps']:,} steps, {taken}"
 
     def _screen(self) -> RenderableType:
-        running = [f"{progress.job.title} ({100 * progress.step // max(progress.steps, 1)} %)"
-                   for progress in self._running.values()]  # fmt: skip
-        left = self._remaining.seconds()
+        with self._lock:
+            running = [*self._running.values()]
+            left, rows = self._remaining.seconds(), self._rows
+            state = f"{self._title}: {self._ended} of {self._jobs} runs"
+        titles = [f"  {item.job.title} ({100 * item.step // max(item.steps, 1)} %)" for item in running]
         eta = "" if left is None else f", about {seconds(left)} left"
-        state = f"{self._title}: {self._ended} of {self._jobs} runs{eta}"
-        table = rows_table(self._rows, self._metric, self.console.width, self._seeds)
-        return Group(table, Text(""), Text(state, style="bold"), *(Text(f"  {text}", style="dim") for text in running))
+        table = rows_table(rows, self._metric, self.console.width, self._seeds)
+        return Group(table, Text(""), Text(state + eta, style="bold"), *(Text(title, style="dim") for title in titles))

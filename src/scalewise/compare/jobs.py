@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from scalewise.compare.rows import Line
 from scalewise.engine.placement import DeviceName
+from scalewise.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Outcome:
     """
 
     job: Job
-    recipe: dict[str, Any] | None
+    recipe: Recipe | None
     result: dict[str, Any] | None
     failure: Failure | None
     curve: list[tuple[float, float, float | None]]  # (epoch, training metric, validation metric)

@@ -143,7 +143,7 @@ def warm_up(facts: Facts, workers: int) -> Plan:
     plan = lr_scaled(facts, workers)
     given = facts.base.warmup_epochs
     epochs = given if given > 0 else fitting_warmup(plan.recipe, facts.samples)
-    return _with(plan, f"lr-scaled + warm-up over {epochs:g} epochs", warmup_epochs=epochs)
+    return _with(plan, f"lr-scaled + warm-up over {epochs:g} epoch{'' if epochs == 1 else 's'}", warmup_epochs=epochs)
 
 
 def lars(facts: Facts, workers: int) -> Plan:

@@ -82,15 +82,14 @@ def _stored(job: Job, folder: RunFolder, run: RunRecipe, task: Task) -> Outcome 
     if not folder.recipe.is_file():
         return None
     check_same(read_recipe(folder), run, folder, task.validation is not None)
-    recipe = run.recipe.model_dump()
     if folder.result.is_file():
         result = json.loads(folder.result.read_text())
-        return Outcome(job, recipe, result, None, curve(folder, task), stored=True)
+        return Outcome(job, run.recipe, result, None, curve(folder, task), stored=True)
     file = folder.path / FAILURE_FILE
     if file.is_file():
         failure = Failure(**json.loads(file.read_text()))
         if failure.diverged:  # it would do so again; any other failure is tried again
-            return Outcome(job, recipe, None, failure, curve(folder, task), stored=True)
+            return Outcome(job, run.recipe, None, failure, curve(folder, task), stored=True)
     return None
 
 
@@ -131,8 +130,7 @@ def _failed(job: Job, folder: RunFolder, recipe: Recipe | None, task: Task, erro
     if folder.recipe.is_file():
         text = json.dumps(dataclasses.asdict(failure), indent=2) + "\n"
         records.write_atomically(folder.path / FAILURE_FILE, text)
-    values = recipe.model_dump() if recipe is not None else None
-    return Outcome(job, values, None, failure, curve(folder, task))
+    return Outcome(job, recipe, None, failure, curve(folder, task))
 
 
 def curve(folder: RunFolder, task: Task) -> list[tuple[float, float, float | None]]:

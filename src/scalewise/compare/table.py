@@ -37,7 +37,7 @@ class Row:
     name: str
     workers: int
     global_batch: int
-    lr: float | None
+    lr: float
     optimizer: str
     steps: int | None
     samples: int | None
@@ -51,6 +51,7 @@ class Row:
     diverged: bool
     what: str
     settings: tuple[str, ...]
+    derived: list[dict[str, Any]]  # values that nobody gave, with their reasons, of the first seed
 
     @property
     def beats_noise(self) -> bool | None:
@@ -78,25 +79,26 @@ def _row(line: Line, ended: Mapping[int, Outcome], metric: Metric, reference: Ma
     results = [ended[seed].result or {} for seed in sorted(ended) if ended[seed].result is not None]
     test, train = (_values(ended, part, metric) for part in ("test", "train"))
     failures = [(seed, outcome.failure) for seed, outcome in sorted(ended.items()) if outcome.failure is not None]
-    known = next((outcome.recipe for outcome in ended.values() if outcome.recipe is not None), None)
+    recipe = next((outcome.recipe for outcome in ended.values() if outcome.recipe is not None), line.plan.recipe)
     return Row(
         name=line.name,
         workers=line.workers,
-        global_batch=line.plan.recipe.global_batch,
-        lr=_mean([result["lr"]["peak"] for result in results]),
-        optimizer=line.plan.recipe.optimizer if known is None else str(known["optimizer"]),
+        global_batch=recipe.global_batch,
+        lr=_mean([result["lr"]["peak"] for result in results]) if results else recipe.lr * recipe.lr_factor,
+        optimizer=recipe.optimizer,
         steps=_whole([result["steps"] for result in results]),
         samples=_whole([result["samples"] for result in results]),
         test=spread([*test.values()]),
         train=spread([*train.values()]),
-        samples_per_second=_mean([result["samples_per_second"] for result in results]),
-        seconds=_mean([result["seconds"] for result in results]),
+        samples_per_second=_mean([result["samples_per_second"] for result in results]) if results else None,
+        seconds=_mean([result["seconds"] for result in results]) if results else None,
         seeds=[*test],
         difference=paired_difference(test, reference),
         failed=[(seed, failure.reason) for seed, failure in failures],
         diverged=not results and any(failure.diverged for _, failure in failures),
         what=line.plan.what,
         settings=line.plan.settings,
+        derived=results[0]["derived"] if results else [],
     )
 
 
@@ -106,12 +108,17 @@ def _values(ended: Mapping[int, Outcome], part: str, metric: Metric) -> dict[int
     return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _whole(values: Sequence[int]) -> int | None:
     return round(sum(values) / len(values)) if values else None
+
+
+def has_several_counts(found: Sequence[Line] | Sequence[Row]) -> bool:
+    """Whether a table is over several numbers of workers."""
+    return len({item.workers for item in found if item.name != "single"}) > 1
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,6 @@ def document(
 ) -> dict[str, Any]:
     """What `compare --json` prints, but for what the command itself knows."""
     table = rows(lines, outcomes, metric)
-    several = len({line.workers for line in lines if line.name != "single"}) > 1
     content: dict[str, Any] = {
         "metric": asdict(metric),
         "rows": [row.to_json() for row in table],
@@ -179,7 +185,7 @@ def document(
         "tuned": tuned,
         "curves": curves(lines, outcomes),
     }
-    if several:
+    if has_several_counts(lines):
         content["curve"] = [
             {"name": name, "points": [asdict(point) for point in points]}
             for name, points in error_curve(table, metric).items()

@@ -1,0 +1,360 @@
+"""The rows of the table, their statistics and their drawing, without training anything."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from rich.text import Text
+
+from scalewise.cli import compare_views as views
+from scalewise.compare.comparison import Comparison
+from scalewise.compare.jobs import Failure, Job, Outcome, Progress
+from scalewise.compare.remaining import Remaining
+from scalewise.compare.rows import ROWS, Facts, Line, NothingToChange, Plan, chosen_rows, chosen_workers, lines
+from scalewise.compare.statistics import paired_difference, spread
+from scalewise.compare.table import Metric, curves, document, error_curve, rows
+from scalewise.compare.tuning import grid, trials, tuned
+from scalewise.errors import Failed, RecipeError, UsageError
+from scalewise.recipe import Recipe
+from test_views import rendered
+
+ACCURACY = Metric("accuracy", True)
+BITS = Metric("bits_per_character", False)
+
+
+def facts(has_batch_norm: bool = False, takes_bn: bool = True, settings: tuple[str, ...] = (), **recipe) -> Facts:
+    fields = {"worker_batch": 64, "epochs": 10.0, "optimizer": "momentum", "lr": 0.02, "threads": 1}
+    return Facts(Recipe(**(fields | recipe)), settings, 1000, has_batch_norm, takes_bn)
+
+
+def test_single_is_the_base_and_naive_differs_in_the_workers_alone():
+    known = facts(lr_rule="linear", warmup_epochs=0.5)
+    assert ROWS["single"](known, 8).recipe == known.base.replace(workers=1)
+    plan = ROWS["naive"](known, 8)
+    assert plan.recipe.model_dump() == known.base.model_dump() | {"workers": 8}
+    assert plan.mode == "plain"
+
+
+def test_batch_norm_is_added_where_the_task_can_have_it():
+    plan = ROWS["batch-norm"](facts(settings=("bn=false", "dropout=0.2")), 8)
+    assert plan.settings == ("dropout=0.2", "bn=true")
+    assert plan.recipe == ROWS["naive"](facts(), 8).recipe
+
+
+@pytest.mark.parametrize(("rows", "group"), [(512, 32), (48, 24), (100, 25), (34, 17)])
+def test_batch_norm_that_is_there_gets_ghost_groups(rows, group):
+    plan = ROWS["batch-norm"](facts(has_batch_norm=True, worker_batch=rows), 8)
+    assert plan.recipe.batch_norm == f"ghost:{group}"
+    assert plan.settings == ()
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"),
+    [
+        (facts(takes_bn=False), "no batch norm"),
+        (facts(has_batch_norm=True, worker_batch=32), "over 32 samples"),
+        (facts(has_batch_norm=True, worker_batch=37), "over 37 samples"),
+        (facts(has_batch_norm=True, worker_batch=64, micro_batch=16), "over 16 samples"),
+        (facts(has_batch_norm=True, batch_norm="ghost:16"), "ghost:16 already"),
+    ],
+)
+def test_a_row_without_anything_to_change_is_left_out_with_the_reason(known, reason):
+    with pytest.raises(NothingToChange, match=reason):
+        ROWS["batch-norm"](known, 8)
+    found, skipped = lines(["single", "batch-norm", "lr-scaled"], [8], known, asked=True)
+    assert [line.name for line in found] == ["single", "lr-scaled"]
+    assert [row.name for row in skipped] == ["batch-norm"]
+    assert found[1].plan.recipe.batch_norm == known.base.batch_norm
+
+
+def test_rows_build_on_one_another():
+    scaled = ROWS["lr-scaled"](facts(), 8)
+    assert (scaled.recipe.lr_rule, scaled.recipe.warmup_epochs, scaled.settings) == ("linear", 0.0, ("bn=true",))
+    assert ROWS["lr-scaled"](facts(optimizer="adam"), 8).recipe.lr_rule == "sqrt"
+    warm = ROWS["warm-up"](facts(), 8)
+    assert (warm.recipe.lr_rule, warm.recipe.warmup_epochs, warm.settings) == ("linear", 1.0, ("bn=true",))
+    assert ROWS["warm-up"](facts(warmup_epochs=0.3), 8).recipe.warmup_epochs == 0.3
+    assert ROWS["lr-scaled"](facts(lr_rule="sqrt"), 8).recipe.lr_rule == "sqrt"
+
+
+def test_auto_starts_from_the_task_as_it_is():
+    plan = ROWS["auto"](facts(), 8)
+    assert (plan.mode, plan.settings, plan.recipe) == ("auto", (), facts().base.replace(workers=8))
+
+
+def test_rows_and_workers_are_taken_in_order():
+    assert chosen_rows(None, several=False) == [
+        "single", "naive", "batch-norm", "lr-scaled", "warm-up", "lars", "lamb", "adascale", "auto",
+    ]  # fmt: skip
+    assert chosen_rows(None, several=True) == ["naive", "auto"]
+    assert chosen_rows("auto,single,auto", several=False) == ["auto", "single"]
+    assert chosen_workers("8") == [8]
+    found, _ = lines(["single", "naive"], [2, 4], facts(), asked=True)
+    assert [line.key for line in found] == [("single", 1), ("naive", 2), ("naive", 4)]
+
+
+@pytest.mark.parametrize("text", ["single,naiv", "", ","])
+def test_an_unknown_row_is_refused_with_the_list(text):
+    with pytest.raises(UsageError, match="single, naive, batch-norm, lr-scaled, warm-up, lars, lamb, adascale, auto"):
+        chosen_rows(text, several=False)
+
+
+@pytest.mark.parametrize("text", ["0", "8,,4", "-1", "2,x", "", "1.5"])
+def test_a_bad_list_of_workers_is_refused(text):
+    with pytest.raises(UsageError, match="--workers needs a count of at least 1"):
+        chosen_workers(text)
+
+
+def test_a_recipe_that_cannot_be_is_left_out_unless_it_was_asked_for(monkeypatch):
+    def impossible(known: Facts, workers: int) -> Plan:
+        return Plan(known.base.replace(optimizer="magic"), (), "")
+
+    monkeypatch.setitem(ROWS, "lamb", impossible)
+    found, skipped = lines(["single", "lamb"], [8], facts(), asked=False)
+    assert ([line.name for line in found], skipped[0].name) == (["single"], "lamb")
+    assert "magic" in skipped[0].reason
+    with pytest.raises(RecipeError, match="row lamb: optimizer must be"):
+        lines(["single", "lamb"], [8], facts(), asked=True)
+
+
+def test_spread():
+    found = spread([2.0, 4.0, 4.0, 6.0])
+    assert found.mean == 4.0
+    assert found.std == pytest.approx(math.sqrt(8 / 3))
+    assert (spread([5.0]).mean, spread([5.0]).std) == (5.0, None)
+    assert (spread([]).mean, spread([]).std) == (None, None)
+
+
+def test_paired_differences_by_hand():
+    # differences 1, 2, 3: mean 2, deviation 1, t(0.975; 2) = 4.30265 (table), half = 4.30265 ÷ √3 = 2.48414
+    found = paired_difference({0: 11.0, 1: 22.0, 2: 33.0}, {0: 10.0, 1: 20.0, 2: 30.0})
+    assert found is not None
+    assert (found.mean, found.low, found.high) == pytest.approx((2.0, -0.48414, 4.48414), abs=1e-5)
+    assert not found.beats_noise
+    # differences 1, 1.5, 2, 1.5, 1.5: mean 1.5, deviation √0.125, t(0.975; 4) = 2.77645, half = 0.43900
+    steady = paired_difference(dict(enumerate([2, 3.5, 5, 5.5, 6.5])), dict(enumerate([1.0, 2.0, 3.0, 4.0, 5.0])))
+    assert steady is not None
+    assert (steady.mean, steady.low, steady.high) == pytest.approx((1.5, 1.06100, 1.93900), abs=1e-5)
+    assert steady.beats_noise
+
+
+def test_differences_are_paired_by_seed_and_need_two():
+    assert paired_difference({0: 1.0, 5: 2.0}, {0: 1.0, 1: 2.0}) is None
+    assert paired_difference({}, {}) is None
+    both = paired_difference({2: 1.0, 1: 5.0, 9: 100.0}, {1: 4.0, 2: 0.5, 8: 0.0})
+    assert both is not None
+    assert both.mean == 0.75
+
+
+def result(test: float, metric: str = "accuracy", **changes) -> dict:
+    numbers = {"loss": 0.5, metric: test}
+    return {
+        "lr": {"base": 0.02, "peak": 0.16}, "steps": 56, "samples": 14336, "samples_per_second": 20304.2,
+        "seconds": 2.0,
+        "test": numbers, "train": {"loss": 0.4, metric: test + 0.01}, "validation": None,
+        "derived": [],
+    } | changes  # fmt: skip
+
+
+def outcomes(line: Line, values: list[float | None], metric: str = "accuracy", **changes) -> dict[int, Outcome]:
+    """One outcome a seed; None diverged."""
+    found = {}
+    for seed, value in enumerate(values):
+        job = Job(line, seed)
+        failure = Failure("the loss must stay finite, got nan at step 3", 1, True) if value is None else None
+        numbers = None if value is None else result(value, metric, **changes)
+        curve = [(1.0, 0.5, None), (2.0, 0.25 * seed, None)]
+        found[seed] = Outcome(job, line.plan.recipe, numbers, failure, curve)
+    return found
+
+
+def table(metric: Metric = ACCURACY, **values: list[float | None]) -> tuple[list[Line], dict]:
+    found, _ = lines([name.replace("_", "-") for name in values], [8], facts(), asked=True)
+    ended = {line.key: outcomes(line, values[line.name.replace("-", "_")], metric.name) for line in found}
+    return found, ended
+
+
+def test_rows_are_compared_with_single_and_failures_left_out():
+    found, ended = table(
+        single=[0.97, 0.98, 0.975], naive=[0.91, 0.90, 0.92], lr_scaled=[0.97, None, 0.98], warm_up=[None, None, None]
+    )
+    single, naive, scaled, warm = rows(found, ended, ACCURACY)
+    assert (single.difference, single.beats_noise) == (None, None)
+    assert naive.beats_noise is True
+    assert naive.difference is not None
+    assert naive.difference.mean == pytest.approx(-0.065)
+    assert (scaled.seeds, scaled.failed[0][0], scaled.diverged) == ([0, 2], 1, False)
+    assert scaled.test.values == [0.97, 0.98]
+    assert (warm.diverged, warm.test.mean, warm.steps, warm.beats_noise) == (True, None, None, None)
+    json = document(found, [], ended, ACCURACY, None)
+    assert json["rows"][3]["test"] == {"mean": None, "std": None, "values": []}
+    assert json["rows"][3]["failed"][2] == {"seed": 2, "reason": "the loss must stay finite, got nan at step 3"}
+    assert "curve" not in json
+
+
+def test_without_single_or_with_one_seed_nothing_is_said_on_noise():
+    found, ended = table(naive=[0.91, 0.90], auto=[0.98, 0.97])
+    assert [row.beats_noise for row in rows(found, ended, ACCURACY)] == [None, None]
+    found, ended = table(single=[0.98], naive=[0.90])
+    assert [row.beats_noise for row in rows(found, ended, ACCURACY)] == [None, None]
+
+
+def test_curves_are_means_over_seeds_that_have_a_result():
+    found, ended = table(single=[0.9, 0.9, None])
+    assert curves(found, ended) == [
+        {"name": "single", "workers": 1, "epoch": [1.0, 2.0], "train": [0.5, 0.125], "validation": None}
+    ]
+
+
+def test_error_against_global_batch():
+    found, _ = lines(["naive"], [1, 2], facts(), asked=True)
+    ended = {line.key: outcomes(line, [0.9, 0.8]) for line in found}
+    points = error_curve(rows(found, ended, ACCURACY), ACCURACY)["naive"]
+    assert [(point.workers, point.global_batch) for point in points] == [(1, 64), (2, 128)]
+    assert points[0].error == pytest.approx(0.15)
+    assert [row.difference is None for row in rows(found, ended, ACCURACY)] == [True, False]  # naive with 1 is single
+    assert document(found, [], ended, ACCURACY, None)["curve"][0]["points"][1]["global_batch"] == 128
+
+
+def test_the_grid_of_learning_rates():
+    assert grid(1) == [1.0]
+    assert grid(2) == pytest.approx([1.0, 3.1623], rel=1e-4)
+    assert grid(5) == pytest.approx([0.1, 0.31623, 1.0, 3.1623, 10.0], rel=1e-4)
+    line = lines(["naive"], [8], facts(), asked=True)[0][0]
+    assert [job.name for job in trials([line], 3)] == [
+        "tune-naive-8w-x0.316",
+        "tune-naive-8w-x1",
+        "tune-naive-8w-x3.16",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [
+        (ACCURACY, {0.1: 0.7, 1.0: 0.8, 10.0: 0.9}, 10.0),
+        (BITS, {0.1: 0.7, 1.0: 0.8, 10.0: 0.9}, 0.1),
+        (ACCURACY, {0.1: 0.9, 1.0: 0.9, 10.0: 0.9}, 1.0),
+        (ACCURACY, {0.1: 0.2, 1.0: None, 10.0: None}, 0.1),
+        (ACCURACY, {0.1: None, 1.0: None}, 1.0),
+    ],
+)
+def test_the_best_learning_rate_is_chosen_on_validation_data(metric, values, best):
+    line = lines(["naive"], [8], facts(), asked=True)[0][0]
+    ended = {
+        multiple: outcomes(line, [None if value is None else 1 - value], metric.name, validation={metric.name: value})[
+            0
+        ]
+        for multiple, value in values.items()
+    }
+    assert tuned(line, ended, metric).multiple == best
+
+
+def test_what_ends_a_comparison_and_what_does_not():
+    found, ended = table(single=[0.9, None])
+    job = Job(found[0], 0)
+    killed = Outcome(job, None, None, Failure("process 1 was killed by SIGKILL", 1, False), [])
+    mistake = Outcome(job, None, None, Failure("labels must be", 2, False), [])
+    comparison = Comparison(found, [], ACCURACY, 2)
+    comparison.take(ended["single", 1][1])  # diverged: a finding
+    with pytest.raises(Failed, match="single, 1 worker, seed 0: process 1 was killed"):
+        comparison.take(killed)  # before any result: it would meet them all
+    comparison.take(ended["single", 1][0])
+    comparison.take(killed)
+    assert [failure.diverged for failure in comparison.failures()] == [True, False]
+    with pytest.raises(Failed) as raised:
+        comparison.take(mistake)
+    assert raised.value.exit_code == 2
+
+
+def test_the_time_that_is_left():
+    now = 100.0
+    found, _ = lines(["single", "naive"], [8], facts(), asked=True)
+    jobs = [Job(line, seed) for seed in range(2) for line in found]
+    remaining = Remaining(jobs, 2, clock=lambda: now)
+    assert remaining.seconds() is None
+    remaining.observe(Progress(jobs[0], 10, 110))
+    assert remaining.seconds() is None
+    now = 105.0
+    remaining.observe(Progress(jobs[0], 60, 110))  # 5 of 10 seconds; three more like it wait
+    assert remaining.seconds() == pytest.approx((5 + 3 * 10) / 2)
+    for job in jobs[:2]:
+        remaining.observe(Outcome(job, None, result(0.9), None, []))
+    assert remaining.seconds() == pytest.approx((2 + 2) / 2)
+    remaining.observe(Outcome(jobs[2], None, None, Failure("", 1, True), []))
+    remaining.observe(Outcome(jobs[3], None, result(0.9), None, [], stored=True))
+    assert remaining.seconds() == 0.0
+
+
+def sample() -> list:
+    found, ended = table(
+        single=[0.97, 0.98, 0.975], naive=[0.91, 0.90, 0.92], lr_scaled=[0.97, None, 0.98], warm_up=[None] * 3
+    )
+    return rows(found, ended, ACCURACY)
+
+
+def test_the_table_at_a_fixed_width():
+    assert rendered(views.rows_table(sample(), ACCURACY, 100), 100) == GOLDEN
+    narrow = rendered(views.rows_table(sample(), ACCURACY, 80), 80)
+    assert "samples  " not in narrow.splitlines()[1]
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "…" not in narrow
+    assert [
+        line.split()[-1] for line in rendered(views.rows_table(sample(), ACCURACY, 100, seeds=5), 100).splitlines()[2:]
+    ] == ["3/5"] * 4
+
+
+def test_the_sentences_say_what_exceeds_noise_and_what_failed():
+    said = [Text.from_markup(text).plain for text in views.sentences(sample(), ACCURACY, 3)]
+    assert said[0] == "naive is worse than single, beyond seed noise (−6.50 points of accuracy; 95 %: −9.79 to −3.21)"
+    assert said[1].startswith("lr-scaled cannot be told from single (+0.25 points")
+    assert said[2] == "lr-scaled has no result with seed 1: the loss must stay finite, got nan at step 3"
+    assert len(said) == 6
+
+
+def test_lower_is_better_where_the_metric_says_so():
+    found, ended = table(BITS, single=[2.4, 2.5, 2.45], naive=[2.6, 2.72, 2.66], auto=[2.2, 2.31, 2.25])
+    said = [Text.from_markup(text).plain for text in views.sentences(rows(found, ended, BITS), BITS, 3)]
+    assert said[0].startswith("naive is worse than single, beyond seed noise (+0.21 bits per character;")
+    assert said[1].startswith("auto is better than single, beyond seed noise (−0.197 bits per character;")
+    drawn = rendered(views.rows_table(rows(found, ended, BITS), BITS, 100), 100)
+    assert "+0.21 ± 0.025 worse" in drawn
+    assert "2.45 ± 0.05" in drawn
+
+
+def test_error_against_global_batch_is_drawn():
+    found, _ = lines(["naive", "auto"], [1, 2, 4], facts(), asked=True)
+    errors = {
+        ("naive", 1): 0.1,
+        ("naive", 2): 0.2,
+        ("naive", 4): 0.5,
+        ("auto", 1): 0.1,
+        ("auto", 2): 0.12,
+        ("auto", 4): 0.3,
+    }
+    ended = {line.key: outcomes(line, [1 - errors[line.key]]) for line in found}
+    drawn = rendered(views.chart(error_curve(rows(found, ended, ACCURACY), ACCURACY), ACCURACY), 100)
+    assert drawn == CHART
+
+
+GOLDEN = """\
+           global  peak                            test            samples             against
+row         batch    LR  steps  samples        accuracy    train  a second              single
+single         64  0.16     56   14,336  97.50 ± 0.50 %  98.50 %    20,304
+naive         512  0.16     56   14,336  91.00 ± 1.00 %  92.00 %    20,304  −6.50 ± 3.29 worse
+lr-scaled     512  0.16     56   14,336  97.50 ± 0.71 %  98.50 %    20,304        +0.25 ± 3.18
+warm-up       512  0.16      –        –        diverged        –         –"""
+CHART = """\
+test error against global batch
+   50.00 │                                                     ●
+         │
+         │
+         │
+   30.00 │                                                     ○
+         │
+         │                            ●
+         │
+   10.00 │   ○                        ○
+       % └──────────────────────────────────────────────────────────
+            64                       128                      256
+           ● naive   ○ auto"""
