@@ -17,11 +17,12 @@ SOURCE = Path(scalewise.__file__).parent
 # From the bottom up; a module imports only from layers below its own, or from its own package.
 LAYERS = [
     {"errors", "frames", "mixing"},
-    {"recipe", "records"},
+    {"recipe", "records", "observations"},
     {"optim", "nn", "schedules", "noise", "tasks"},
     {"engine"},
     {"measure", "bench"},
     {"plan", "forecast", "doctor"},
+    {"watching"},
     {"report"},
     {"cli"},
 ]
@@ -31,6 +32,7 @@ WITHOUT_TORCH = {
     "frames",
     "recipe",
     "records",
+    "observations",
     "schedules",
     "noise",
     "cli",
@@ -107,7 +109,7 @@ def test_there_are_no_import_cycles():
 def test_public_names():
     assert sorted(scalewise.__all__) == [
         "Epoch", "Loss", "NoiseScale", "Placement", "Recipe", "Result", "ScalewiseError", "Step", "Task",
-        "accuracy", "augment", "load_task", "nn", "optim", "train",
+        "accuracy", "augment", "load_task", "nn", "optim", "train", "watch",
     ]  # fmt: skip
     for name in scalewise.__all__:
         assert getattr(scalewise, name) is not None

@@ -6,8 +6,6 @@ from scalewise.doctor.evidence import Evidence, Finding, Unknown, Verdict, final
 
 # A run that makes less than half the progress of its single-worker budget has visibly lost accuracy.
 LEAST_PROGRESS = 0.5
-# Without a budget to compare with: at three times the noise scale three quarters of every sample are wasted.
-LEAST_EFFICIENCY = 0.25
 # Momentum and Adam average over tens of steps, so no rate makes up for fewer.
 FEWEST_STEPS = 30
 
@@ -31,23 +29,19 @@ def too_few_steps(evidence: Evidence, reference: Evidence | None) -> Verdict:
     if falling is None:
         return None
     high = evidence.noise.high if evidence.noise is not None else None
-    if high is None:
+    if not high:
         return _very_few(evidence, falling)
-    worth = efficiency(high, evidence.global_batch)
     budget, batch = _budget(evidence, reference)
-    if budget is None:
-        share, floor = worth, LEAST_EFFICIENCY
-    else:
-        share, floor = evidence.samples * worth / (budget * efficiency(high, batch)), LEAST_PROGRESS
-    return _too_few(evidence, high, share, falling) if share < floor else _very_few(evidence, falling, known=True)
+    share = evidence.samples / budget * efficiency(high, evidence.global_batch) / efficiency(high, batch)
+    return _too_few(evidence, high, share, falling) if share < LEAST_PROGRESS else _very_few(evidence, falling, True)
 
 
-def _budget(evidence: Evidence, reference: Evidence | None) -> tuple[float | None, float]:
-    """The samples and the global batch of the run that this one stands for."""
-    if reference is not None:
+def _budget(evidence: Evidence, reference: Evidence | None) -> tuple[float, float]:
+    """The samples and the global batch of the run that this one stands for: else one worker with these samples."""
+    if reference is not None and reference.samples:
         return reference.samples, reference.global_batch
     budgets = [(one.samples, one.global_batch) for one in evidence.baselines if one.samples is not None]
-    return min(budgets) if budgets else (None, 0.0)
+    return min(budgets) if budgets else (evidence.samples, evidence.worker_batch)
 
 
 def _too_few(evidence: Evidence, noise: float, share: float, falling: float) -> Finding:
@@ -57,7 +51,7 @@ def _too_few(evidence: Evidence, noise: float, share: float, falling: float) -> 
         "too-few-steps",
         "high" if share < LEAST_PROGRESS / 2 else "medium",
         f"the global batch of {shown(evidence.global_batch)} is {shown(evidence.global_batch / noise)} times the noise "
-        f"scale (at most {shown(noise)} samples), so {evidence.steps} steps do {share:.0%} of the work of one worker with "
+        f"scale (at most {shown(noise)} samples), so {evidence.steps} steps do {share:.0%} of one worker's work with "
         f"these samples, and the loss was still falling ({falling:.0%} over the last quarter).",
         f"Use fewer workers or a smaller worker batch, or {longer}.",
     )
@@ -70,8 +64,8 @@ def _very_few(evidence: Evidence, falling: float, known: bool = False) -> Verdic
     return Finding(
         "too-few-steps",
         "medium",
-        f"training took {evidence.steps} steps of {shown(evidence.global_batch)} samples and the loss was still falling "
-        f"({falling:.0%} over the last quarter, to {shown(loss or 0.0)}).",
+        f"training took {evidence.steps} steps of {shown(evidence.global_batch)} samples and the loss was still "
+        f"falling ({falling:.0%} over the last quarter, to {shown(loss or 0.0)}).",
         "Train longer"
         + (" or use a smaller global batch." if evidence.watched else " (--epochs) or use fewer workers."),
     )
@@ -85,7 +79,9 @@ def non_finite(evidence: Evidence, reference: Evidence | None) -> Verdict:
     if evidence.failure is not None:
         what = f"the run stopped: {evidence.failure.split(';')[0]}"
     else:
-        what = f"{len(steps)} of {evidence.steps} steps had a loss or gradient that is not finite, the first one step {steps[0]}"
+        what = (
+            f"{len(steps)} of {evidence.steps} steps had a loss or gradient that is not finite, first step {steps[0]}"
+        )
     at = min(steps[0] - 1 if steps else evidence.steps, len(evidence.rates) - 1)
     rate = f" (learning rate {shown(evidence.rates[max(at, 0)])})" if evidence.rates else ""
     if evidence.watched:

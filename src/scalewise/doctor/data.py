@@ -65,8 +65,8 @@ def _same_gradients(evidence: Evidence) -> Verdict:
     return Finding(
         "same-data",
         "high",
-        f"the gradients of {evidence.workers} workers coincide: the noise scale is {evidence.noise.value:.2g} samples for a "
-        f"worker batch of {shown(evidence.worker_batch)}.",
+        f"the gradients of {evidence.workers} workers coincide: the noise scale is {evidence.noise.value:.2g} samples "
+        f"for a worker batch of {shown(evidence.worker_batch)}.",
         "Let the data set's __getitem__(index) return the sample of that index, not one that is drawn or fixed.",
     )
 
@@ -102,9 +102,9 @@ def overlapping_shards(evidence: Evidence, reference: Evidence | None) -> Verdic
     return Finding(
         "overlapping-shards",
         severity,
-        f"{share:.0%} of the {min(len(sets[a]), len(sets[b])):,} samples that process {a} or {b} saw in its first pass were "
-        f"seen by the other one too.",
-        "Shard with torch.utils.data.DistributedSampler(data), the same seed on all processes and no sampling before it.",
+        f"{share:.0%} of the {min(len(sets[a]), len(sets[b])):,} samples that process {a} or {b} saw in its first pass "
+        f"were seen by the other one too.",
+        "Shard with torch.utils.data.DistributedSampler(data), with the same seed on all processes.",
     )
 
 
@@ -127,8 +127,8 @@ def _sorted_labels(evidence: Evidence) -> Finding | None:
     return Finding(
         "unshuffled",
         "high",
-        f"in {len(full)} of {len(tops)} steps looked at more than {DOMINATED:.0%} of the samples had one label, and the label "
-        f"changed {len(kinds)} times: the data are sorted.",
+        f"in {len(full)} of {len(tops)} batches looked at more than {DOMINATED:.0%} of the samples had one label, "
+        f"{len(kinds)} labels in turn: the data are sorted.",
         "Shuffle: DataLoader(data, shuffle=True), or DistributedSampler(data, shuffle=True).",
     )
 
@@ -161,8 +161,8 @@ def _same_order(evidence: Evidence) -> Finding | None:
                 return Finding(
                     "unshuffled",
                     "medium",
-                    f"process {one.process.process} saw its batches in the same order again after {period} steps: {same:.0%} of "
-                    f"its second pass stands where it stood in the first.",
+                    f"process {one.process.process} saw its batches in the same order again after {period} steps: "
+                    f"{same:.0%} of its second pass stands where it stood in the first.",
                     "Call sampler.set_epoch(epoch) at the start of every epoch, or DataLoader(data, shuffle=True).",
                 )
     return None

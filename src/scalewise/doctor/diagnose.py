@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scalewise.doctor.amount import non_finite, too_few_steps
@@ -31,6 +31,8 @@ CHECKS: dict[str, Check] = {
     "worker-batch-too-small": worker_batch_too_small,
     "statistics-lag": statistics_lag,
 }
+# With these the gradients' noise means nothing, so what is concluded from it would lead astray.
+SPOIL_NOISE = frozenset({"non-finite", "same-data", "replicas-drifted", "wrong-averaging"})
 RANKS: dict[Severity, int] = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -45,7 +47,11 @@ class Diagnosis:
 
 def diagnose(evidence: Evidence, reference: Evidence | None = None) -> Diagnosis:
     """Look for every cause of lost accuracy; `reference` is a run that did better, if there is one."""
-    verdicts = {cause: check(evidence, reference) for cause, check in CHECKS.items()}
+    verdicts: dict[str, Verdict] = {}
+    for cause, check in CHECKS.items():
+        verdicts[cause] = check(evidence, reference)
+        if cause in SPOIL_NOISE and isinstance(verdicts[cause], Finding):
+            evidence = replace(evidence, noise=None)
     findings = [verdict for verdict in verdicts.values() if isinstance(verdict, Finding)]
     unknown = {cause: verdict.reason for cause, verdict in verdicts.items() if isinstance(verdict, Unknown)}
     return Diagnosis(evidence, sorted(findings, key=lambda one: RANKS[one.severity]), unknown)

@@ -161,7 +161,7 @@ def still_falling(evidence: Evidence) -> float | None:
 def shown(value: float) -> str:
     """A number in a sentence.
 
-    >>> shown(0.0123456), shown(12345.6), shown(3.0)
-    ('0.0123', '12,346', '3')
+    >>> shown(0.0123456), shown(12345.6), shown(3.0), shown(1.5e9)
+    ('0.0123', '12,346', '3', '1.5e+09')
     """
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"

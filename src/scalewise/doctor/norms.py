@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from scalewise.doctor.evidence import Evidence, Finding, Verdict, shown
+from scalewise.doctor.evidence import Evidence, Finding, Severity, Verdict, shown
 
 # Under 8 samples batch statistics are so noisy that accuracy falls (Wu & He 2018, figure 1: 2 to 10 points of ImageNet
 # error at 8 to 2 images); from 8 on the loss is within what repeated runs differ by.
 SMALLEST_GROUP = 8
 # Running statistics that still hold this share of their start values (mean 0, variance 1) are visibly wrong.
 START_SHARE = 0.05
-# Running statistics half a standard deviation (or a factor e^½ in variance) away from a batch's, in the middle channel of
-# the worst layer; a batch's own scatter comes on top of it.
+# Running statistics half a standard deviation (or a factor e^½ in variance) away from a batch's, in the middle channel
+# of the worst layer; a batch's own scatter comes on top of it.
 LARGEST_GAP = 0.5
 
 
@@ -21,16 +21,17 @@ def worker_batch_too_small(evidence: Evidence, reference: Evidence | None) -> Ve
     norm = evidence.batch_norm
     if norm is None or not norm.layers or norm.group >= SMALLEST_GROUP:
         return None
-    severity = "high" if norm.group <= 2 else "medium" if norm.group <= 4 else "low"
+    layers = f"{norm.layers} layer{'s' if norm.layers > 1 else ''}"
+    severity: Severity = "high" if norm.group <= 2 else "medium" if norm.group <= 4 else "low"
     if evidence.watched:
-        fix = "Raise the micro batch to 8 or more, use torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), or group norm."
+        fix = "Raise the micro batch to 8 or more, or use torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)."
     else:
-        fix = "Raise --worker-batch (or --micro-batch, ghost:N) to 8 or more with fewer workers, or use a model without batch norm."
+        fix = "Raise --worker-batch (and --micro-batch or ghost:N) to 8 or more, with fewer workers."
     return Finding(
         "worker-batch-too-small",
         severity,
-        f"{norm.layers} batch-norm layers take their statistics over {shown(norm.group)} samples; under "
-        f"{SMALLEST_GROUP} they are mostly noise.",
+        f"batch norm ({layers}) takes its statistics over {shown(norm.group)} samples; under "
+        f"{SMALLEST_GROUP} they are noisy.",
         fix,
     )
 
@@ -49,8 +50,8 @@ def statistics_lag(evidence: Evidence, reference: Evidence | None) -> Verdict:
     return Finding(
         "statistics-lag",
         "high" if kept > 4 * START_SHARE or far else "medium",
-        f"batch norm's running statistics (momentum {shown(norm.momentum or 0.0)}) saw {norm.batches} batches and still "
-        f"hold {kept:.0%} of their start values{gap}.",
+        f"batch norm's running statistics (momentum {shown(norm.momentum or 0.0)}) saw {norm.batches} batches and "
+        f"still hold {kept:.0%} of their start values{gap}.",
         _fix(evidence),
     )
 

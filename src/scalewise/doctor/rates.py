@@ -15,7 +15,7 @@ UNCHANGED = 1.1
 # A rate under this share of its peak moves nothing; step schedules end at a hundredth, in the last quarter of a run.
 FLOOR = 0.02
 LONGEST_FLOOR = 0.4
-# Schedules of two runs differ when one has fallen by half this much earlier, measured in samples and in shares of a run.
+# Schedules of two runs differ when one has fallen by half so many times earlier, in samples and in shares of a run.
 STRETCH = 1.5
 # Warm-up: a rate that starts above this share of its peak had none; a loss that rises by more than this share of its
 # first value, over three steps and beyond its usual scatter, is a spike. Healthy runs fall or stay within a tenth.
@@ -97,7 +97,8 @@ def _larger_rate(evidence: Evidence, times: float, at_most: bool) -> str:
             f"the steps."
         )
     rule = "linear" if evidence.proportional else "sqrt"
-    return f"Use --recipe auto, or --lr-rule {rule} with --warmup-epochs 1 (a peak of {until}{shown(evidence.peak * times)})."
+    peak = f"a peak of {until}{shown(evidence.peak * times)}"
+    return f"Use --recipe auto, or --lr-rule {rule} with --warmup-epochs 1 ({peak})."
 
 
 def schedule_too_fast(evidence: Evidence, reference: Evidence | None) -> Verdict:
@@ -120,8 +121,8 @@ def schedule_too_fast(evidence: Evidence, reference: Evidence | None) -> Verdict
     if bottom := _turn(shares):
         return _too_fast(
             evidence,
-            f"the learning rate fell to {shown(evidence.rates[bottom])} at step {bottom + 1} of {evidence.steps} and then "
-            f"rose slowly to {shown(max(evidence.rates[bottom:]))} again: its schedule ended there and ran backwards.",
+            f"the learning rate fell to {shown(evidence.rates[bottom])} at step {bottom + 1} of {evidence.steps} and "
+            f"then rose slowly to {shown(max(evidence.rates[bottom:]))} again: its schedule had ended.",
             len(shares) / (bottom + 1),
         )
     return None
@@ -141,8 +142,8 @@ def _turn(shares: np.ndarray) -> int:
 def _too_fast(evidence: Evidence, sentence: str, times: float) -> Finding:
     if evidence.watched:
         fix = (
-            f"Call scheduler.step() once per optimizer.step() and give the scheduler the {evidence.steps} steps that are "
-            f"really taken (it ran about {shown(times)} times too fast for {evidence.workers} processes)."
+            f"Call scheduler.step() once per optimizer.step() and give the scheduler the {evidence.steps} steps that "
+            f"are really taken (it ran about {times:.1f} times too fast for {evidence.workers} processes)."
         )
     else:
         fix = "Choose --schedule and --epochs so that the rate falls over the whole run."
@@ -169,8 +170,8 @@ def _other_stretch(evidence: Evidence, reference: Evidence) -> Finding | None:
     if STRETCH * mine < other and STRETCH * mine * evidence.samples < other * reference.samples:
         return _too_fast(
             evidence,
-            f"the learning rate had fallen to half its peak after {mine:.0%} of {shown(evidence.samples)} samples, in the "
-            f"other run after {cut}.",
+            f"the learning rate had fallen to half its peak after {mine:.0%} of {shown(evidence.samples)} samples, in "
+            f"the other run after {cut}.",
             other / mine,
         )
     return None
@@ -204,7 +205,7 @@ def warm_up_missing(evidence: Evidence, reference: Evidence | None) -> Verdict:
     factor = f"{shown(evidence.rates[0])} from the first step on"
     if evidence.watched:
         warm = max(5, evidence.steps // 10)
-        fix = f"Let the rate rise: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters={warm}), stepped once a step."
+        fix = f"Warm up: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters={warm}), stepped once a step."
     else:
         fix = "Add --warmup-epochs 1, or more of them, or lower --lr."
     return Finding("warm-up-missing", "high", f"the loss {rise}, with the learning rate at {factor}.", fix)

@@ -22,8 +22,8 @@ def replicas_drifted(evidence: Evidence, reference: Evidence | None) -> Verdict:
     """The processes' weights differ after the same number of steps."""
     if not evidence.watched:
         return None  # all of a process's workers share its weights, which exact sums keep equal over processes
-    if len(evidence.processes) < 2:
-        return None
+    if len(evidence.processes) < 2 or evidence.processes[0].process.sharded:
+        return None  # there is one copy
     tables = [{step.step: step for step in one.steps if step.weight_norm is not None} for one in evidence.processes]
     common = sorted(set.intersection(*map(set, tables)))
     if not common:
@@ -42,14 +42,14 @@ def replicas_drifted(evidence: Evidence, reference: Evidence | None) -> Verdict:
         f"{drifts[common[-1]]:.1%} after step {common[-1]}{uneven}.",
         "Wrap the model: torch.nn.parallel.DistributedDataParallel(model), and call only the wrapped one."
         if lost
-        else "Let every process take every step: decide on skipping after an all-reduce, and change weights on all alike.",
+        else "Let every process take every step, or none: agree by an all-reduce before skipping one.",
     )
 
 
 def _distance(one: WatchedStep, other: WatchedStep) -> float:
     """How far two copies are apart, relative to their size, by the weights looked at and by the norm of all."""
     mine, theirs = np.array(one.weights or [0.0]), np.array(other.weights or [0.0])
-    sampled = float(np.linalg.norm(mine - theirs) / max(np.linalg.norm(mine), 1e-30))
+    sampled = float(np.linalg.norm(mine - theirs)) / max(float(np.linalg.norm(mine)), 1e-30)
     norms = abs((one.weight_norm or 0.0) - (other.weight_norm or 0.0)) / max(one.weight_norm or 0.0, 1e-30)
     return max(sampled, norms)
 
@@ -83,7 +83,7 @@ def _groups(evidence: Evidence) -> list[tuple[np.ndarray, np.ndarray]]:
     tables = [{step.step: step.averaging for step in one.steps if step.averaging} for one in evidence.processes]
     found = []
     for number in sorted(set.intersection(*map(set, tables))):
-        pairs = np.array([pair for table in tables for pair in table[number] or []])
+        pairs = np.array([pair for table in tables for pair in table[number] or []], dtype=float)
         if len(pairs) > 1 and np.isfinite(pairs).all() and (pairs > 0).all():
             found.append((pairs[:, 0], pairs[:, 1]))
     return found
@@ -101,7 +101,7 @@ def _uneven(evidence: Evidence, groups: list[tuple[np.ndarray, np.ndarray]], spr
 def _weighted(evidence: Evidence) -> str:
     if len(evidence.processes) > 1:
         return (
-            "Sum the loss and divide by the mean weight of all processes: loss = total * processes / all_reduce(weight), "
-            "where weight counts this process's samples or tokens."
+            "Sum the loss and divide by the mean weight of all processes: loss = total * processes / "
+            "all_reduce(weight), where weight counts this process's samples or tokens."
         )
-    return "Sum the loss of every micro batch and divide by the samples or tokens of the whole step: loss = total / step_weight."
+    return "Sum every micro batch's loss and divide by the samples or tokens of the whole step: loss = total / weight."

@@ -21,8 +21,8 @@ def read_run(folder: Path) -> Evidence:
         return from_watched(folder.name, read_folder(folder))
     if not (folder / "recipe.json").is_file():
         raise RunFolderError(
-            f"a run must be a folder with recipe.json (of scalewise train) or process-0.jsonl (of sw.watch), found neither "
-            f"in {folder}; check the path"
+            f"a run must be a folder with recipe.json (of scalewise train) or process-0.jsonl (of sw.watch), found "
+            f"neither in {folder}; check the path"
         )
     try:
         return _from_training(folder)

@@ -46,26 +46,35 @@ def _losses(processes: list[Watched]) -> tuple[float, ...]:
 
 
 def _noise(processes: list[Watched]) -> NoiseEstimate | None:
-    """The noise scale, from the first micro batch's gradient of each process and the mean of all.
+    """The noise scale, from the gradient of the first micro batch and that of the whole step.
 
-    The first micro batch stands for all: it is one of them at random. Only where the mean over processes was seen.
+    The first micro batch stands for all of a step, being one of them at random. It is seen process by process before
+    DistributedDataParallel averages, else after the sum over shards, where several micro batches are needed. Nothing
+    is known where processes average their gradients in a way that cannot be seen.
     """
     first = processes[0].process
-    if first.sharded or (first.processes > 1 and not (first.reduces and len(processes) == first.processes)):
+    if len(processes) < first.processes or (first.processes > 1 and not (first.reduces or first.sharded)):
         return None
     tables = [{step.step: step for step in one.steps if step.first_square is not None} for one in processes]
     scale = NoiseScale()
     for number in sorted(set.intersection(*map(set, tables))):
         rows = [table[number] for table in tables]
         micro_batches = len(rows[0].samples)
-        groups = len(rows) * micro_batches
-        if groups < 2 or rows[0].square is None:
-            continue
-        mean_square = float(np.mean([row.first_square or 0.0 for row in rows]))
-        samples = float(np.mean([row.samples[0] for row in rows]))
-        scale.observe(mean_square, rows[0].square / micro_batches**2, groups, samples)
+        squares = [row.first_square or 0.0 for row in rows]
+        samples = [row.samples[0] for row in rows]
+        whole = square(rows, first.sharded) / micro_batches**2
+        if first.sharded and micro_batches > 1:
+            scale.observe(sum(squares), whole, micro_batches, sum(samples))
+        elif not first.sharded and len(rows) * micro_batches > 1:
+            scale.observe(float(np.mean(squares)), whole, len(rows) * micro_batches, float(np.mean(samples)))
     estimate = scale.estimate()
     return estimate if estimate.value is not None or estimate.low is not None else None
+
+
+def square(rows: list[WatchedStep], sharded: bool) -> float:
+    """‖gradient‖² of one step: the sum of the processes' parts, or what any of them has."""
+    squares = [math.nan if row.square is None else row.square for row in rows]
+    return sum(squares) if sharded else squares[0]
 
 
 def _batch_norm(processes: list[Watched]) -> BatchNorm | None:

@@ -1,0 +1,331 @@
+"""`sw.watch`: see a training loop through hooks, and write down what `scalewise doctor` needs."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from scalewise.doctor.diagnose import diagnose_folder
+from scalewise.doctor.evidence import Finding
+from scalewise.observations import WatchedLabels, WatchedProcess, WatchedStep, file_of, line, pack
+from scalewise.watching.gradients import OutputGradient, is_sharded, output_gradient, square_of
+from scalewise.watching.inputs import fingerprints, tensors_of
+from scalewise.watching.statistics import batch_norm_layers, gap
+from scalewise.watching.weights import WeightSample
+
+BUDGET = 0.01  # share of a step's time that looking closely may take: half of what is promised
+DETAILED_STEPS = 32  # at the start, looked at closely in any case
+LONGEST_INTERVAL = 64
+DEEP_INTERVAL = 64
+LINES = 64  # that are written at a time
+ALL_INPUTS = (
+    100_000  # samples a process; after them only the first few of every step, to see whether their order repeats
+)
+HEAD = 8
+
+
+@dataclass
+class _OpenStep:
+    """What was seen since the last step; tensors are read when they are written, so that nothing waits for a device."""
+
+    samples: list[int] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    local_norms: list[Tensor] = field(default_factory=list)
+    squares: list[Tensor] = field(default_factory=list)
+    outputs: list[OutputGradient] = field(default_factory=list)
+    gaps: list[Tensor] = field(default_factory=list)
+    weights: tuple[Tensor, Tensor] | None = None
+    lr: float = 0.0
+    seconds: float = 0.0
+    spent: float = 0.0
+
+
+def watch(model: nn.Module, optimizer: Optimizer, out: str | os.PathLike[str] = "watch", every: int = 1) -> Watcher:
+    """Watch a training loop; `scalewise doctor <out>` then says what is wrong with it.
+
+    >>> watcher = watch(model, optimizer)  # doctest: +SKIP
+
+    Arguments:
+        model: the model that the loop calls: wrapped in DistributedDataParallel, sharded by fully_shard, or plain.
+        optimizer: whose step() ends a step; several backward passes before it are micro batches.
+        out: a folder; each process writes its own file there.
+        every: look closely at most at every so many steps; it is made longer to stay within 1 % of a step's time.
+    """
+    return Watcher(model, optimizer, Path(out), every)
+
+
+def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook that never ends somebody's training: on an error watching stops with a warning. Its time is counted."""
+
+    @functools.wraps(hook)
+    def guarded(self: Watcher, *arguments: object) -> None:
+        if self.closed:
+            return
+        began = time.perf_counter()
+        try:
+            hook(self, *arguments)
+        except Exception as error:  # whatever a model or an optimizer may be
+            warnings.warn(f"sw.watch stopped watching: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+            self.close()
+        self._now.spent += time.perf_counter() - began
+
+    return guarded
+
+
+class Watcher:
+    """Hooks on one model and one optimizer; use it as a context manager, or leave it until the program ends."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, out: Path, every: int) -> None:
+        self.out = out
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._layers = batch_norm_layers(model)
+        self._every = self._interval = max(1, every)
+        self._step = 0  # steps that have ended
+        self._now = _OpenStep()
+        self._waiting: list[tuple[int, _OpenStep]] = []
+        self._inputs_seen = 0
+        self._labels: Tensor | None = None
+        self._cost, self._step_seconds, self._ended_at = 0.0, 0.0, time.perf_counter()
+        self._during_backward: list[RemovableHandle] = []
+        self._during_forward: list[RemovableHandle] = []
+        self.process = _describe(model, optimizer, self._layers)
+        self._weights = WeightSample(model)
+        self._file = _open(out, self.process.process)
+        self._file.write(line(self.process) + "\n")
+        self._file.flush()
+        self._handles = [
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            model.register_forward_hook(self._after_forward),
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        self.closed = False
+        atexit.register(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def loss(self, loss: Tensor) -> None:
+        """Note the loss of a micro batch, as backward() is called on it; shows spikes and what was not learned."""
+        if not self.closed and isinstance(loss, Tensor):
+            self._now.losses.append(loss.detach())
+
+    def findings(self) -> list[Finding]:
+        """What doctor says so far, from what all processes have written."""
+        self._flush()
+        return diagnose_folder(self.out).findings
+
+    def close(self) -> None:
+        """Remove the hooks and write what is left."""
+        if self.closed:
+            return
+        self.closed = True
+        for handles in (self._handles, self._during_backward, self._during_forward):
+            self._unhook(handles)
+        with contextlib.suppress(OSError, RuntimeError):
+            self._flush()
+        if self._labels is not None:
+            self._file.write(line(WatchedLabels(self._labels.tolist())) + "\n")
+        self._file.close()
+        atexit.unregister(self.close)
+
+    @staticmethod
+    def _unhook(handles: list[RemovableHandle]) -> None:
+        for handle in handles:
+            handle.remove()
+        handles.clear()
+
+    @property
+    def _detailed(self) -> bool:
+        """Whether the step that is under way is looked at closely."""
+        number = self._step
+        return number % self._interval == 0 or (number < DETAILED_STEPS and number % self._every == 0)
+
+    @property
+    def _deep(self) -> bool:
+        """Whether weights and batch-norm statistics are looked at: at powers of two, then every 64 steps."""
+        number = self._step + 1
+        return number % DEEP_INTERVAL == 0 or (number < DEEP_INTERVAL and number & (number - 1) == 0)
+
+    @_harmless
+    def _before_forward(self, model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not (model.training and torch.is_grad_enabled()):
+            return
+        if self._now.squares and all(parameter.grad is None for parameter in self._parameters[:1]):
+            self._now = _OpenStep()  # gradients were thrown away without a step, as a gradient scaler does
+        tensors = tensors_of((arguments, named))
+        if not tensors:
+            return
+        first = not self._now.samples
+        self._now.samples.append(len(tensors[0]))
+        self._now.inputs.append(self._fingerprints(tensors))
+        if first and self._detailed and self.process.reduces:
+            self._during_backward += [
+                parameter.register_post_accumulate_grad_hook(self._local_gradient) for parameter in self._parameters
+            ]
+        if first and self._deep:
+            self._during_forward += [
+                layer.register_forward_pre_hook(self._through_batch_norm) for layer in self._layers
+            ]
+
+    def _fingerprints(self, tensors: list[Tensor]) -> Tensor:
+        if self._inputs_seen > ALL_INPUTS:
+            tensors = [tensor[:HEAD] for tensor in tensors]
+        self._inputs_seen += len(tensors[0])
+        return fingerprints(tensors)
+
+    @_harmless
+    def _through_batch_norm(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self._now.gaps.append(gap(layer, arguments[0]))  # type: ignore[arg-type]
+
+    @_harmless
+    def _after_forward(self, model: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
+        self._unhook(self._during_forward)
+        if not (self._detailed and self._now.samples):
+            return
+        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if leaves:
+            widest = next((leaf for leaf in leaves if leaf.ndim), leaves[0])
+            widest.register_hook(self._at_output)
+
+    @_harmless
+    def _at_output(self, gradient: Tensor) -> None:
+        if gradient.ndim:
+            found = output_gradient(gradient)
+            self._now.outputs.append(found)
+            if found.labels is not None:
+                self._labels = found.labels.clone() if self._labels is None else self._labels + found.labels
+        # A callback of a callback comes after those that average gradients over processes.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: engine.queue_callback(self._after_backward))
+
+    @_harmless
+    def _local_gradient(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self._now.local_norms.append(torch.linalg.vector_norm(parameter.grad))
+
+    @_harmless
+    def _after_backward(self) -> None:
+        self._unhook(self._during_backward)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        self._now.squares.append(square_of(gradients, self.process.processes, self.process.sharded))
+
+    @_harmless
+    def _before_step(self, optimizer: Optimizer, *arguments: object) -> None:
+        self._now.lr = max(float(group["lr"]) for group in optimizer.param_groups)
+
+    @_harmless
+    def _after_step(self, *arguments: object) -> None:
+        if self._deep and self._weights.possible and not self.process.sharded:
+            self._now.weights = self._weights.take()
+        self._unhook(self._during_backward)
+        self._waiting.append((self._step + 1, self._now))
+        if len(self._waiting) >= LINES:
+            self._flush()
+        ended = time.perf_counter()
+        self._now.seconds = ended - self._ended_at
+        self._keep_within_budget(self._now)
+        self._step += 1
+        self._now = _OpenStep()
+        self._ended_at = time.perf_counter()
+
+    def _keep_within_budget(self, done: _OpenStep) -> None:
+        """Look closely less often where it takes more than its share; powers of two, so that processes meet."""
+        blend = 0.2 if self._step else 1.0
+        self._step_seconds += blend * (done.seconds - done.spent - self._step_seconds)
+        if done.squares:
+            self._cost += (0.2 if self._cost else 1.0) * (done.spent - self._cost)
+            wanted = self._cost / max(BUDGET * self._step_seconds, 1e-9)
+            longer = 2 ** math.ceil(math.log2(max(1.0, wanted)))
+            self._interval = max(self._every, min(LONGEST_INTERVAL, longer))
+
+    def _flush(self) -> None:
+        if self._file.closed:
+            return
+        for number, seen in self._waiting:
+            self._file.write(line(self._observed(number, seen)) + "\n")
+        self._waiting.clear()
+        self._file.flush()
+
+    def _observed(self, number: int, seen: _OpenStep) -> WatchedStep:
+        """A step as it is written; here tensors are read."""
+        squares = [float(square) for square in seen.squares]
+        local = torch.stack(seen.local_norms).double() if seen.local_norms else None
+        first = float(local @ local) if local is not None else (squares[0] if len(squares) > 1 else None)
+        losses = [float(loss) for loss in seen.losses]
+        loss = sum(losses) / len(losses) if losses else None
+        batches = self._layers[0].num_batches_tracked if self._layers else None
+        return WatchedStep(
+            step=number,
+            lr=seen.lr,
+            samples=seen.samples,
+            seconds=round(seen.seconds, 6),
+            inputs=pack(torch.cat(seen.inputs).cpu().numpy()) if seen.inputs else None,
+            loss=loss if loss is not None and math.isfinite(loss) else None,
+            loss_finite=loss is None or math.isfinite(loss),
+            first_square=first,
+            square=squares[-1] if squares else None,
+            gradient_finite=math.isfinite(squares[-1]) if squares else None,
+            averaging=[[float(one.positions), float(one.size)] for one in seen.outputs] or None,
+            top_label=_top_label(seen.outputs),
+            weights=[float(value) for value in seen.weights[0]] if seen.weights else None,
+            weight_norm=float(seen.weights[1]) if seen.weights else None,
+            statistics_gap=float(torch.stack(seen.gaps).max()) if seen.gaps else None,
+            statistics_batches=int(batches) if seen.gaps and batches is not None else None,
+        )
+
+
+def _top_label(outputs: list[OutputGradient]) -> list[int] | None:
+    """The commonest label's count, that label, and the number of samples."""
+    counted = [one.labels for one in outputs if one.labels is not None]
+    if not counted:
+        return None
+    total = torch.stack(counted).sum(0)
+    label = int(total.argmax())
+    return [int(total[label]), label, int(total.sum())]
+
+
+def _describe(model: nn.Module, optimizer: Optimizer, layers: list[Any]) -> WatchedProcess:
+    joined = dist.is_available() and dist.is_initialized()
+    momenta = [layer.momentum for layer in layers if layer.momentum is not None]
+    return WatchedProcess(
+        process=dist.get_rank() if joined else int(os.environ.get("RANK", "0")),
+        processes=dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1")),
+        optimizer=type(optimizer).__name__,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        reduces=any(isinstance(module, DistributedDataParallel) for module in model.modules()),
+        sharded=any(is_sharded(parameter) for parameter in model.parameters()),
+        batch_norm_layers=len(layers),
+        batch_norm_momentum=min(momenta, default=None),
+        batch_norm_synchronised=bool(layers) and all(isinstance(layer, nn.SyncBatchNorm) for layer in layers),
+    )
+
+
+def _open(out: Path, process: int) -> Any:  # noqa: ANN401  (a text file)
+    """This process's file; that of an earlier job is set aside, not lost."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = file_of(out, process)
+    if path.exists():
+        path.replace(path.with_suffix(".earlier.jsonl"))
+    return path.open("w", encoding="utf-8")
