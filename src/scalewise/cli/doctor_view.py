@@ -32,7 +32,8 @@ TITLES = {
 
 def diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
     """What was looked at, what was found, and what could not be looked for."""
-    parts: list[RenderableType] = [_headline(diagnosis), ""]
+    evidence = diagnosis.evidence
+    parts: list[RenderableType] = [f"[bold]{escape(evidence.name)}[/bold]", f"[dim]{_size(evidence)}[/dim]", ""]
     for rank, finding in enumerate(diagnosis.findings, 1):
         parts += [_finding(rank, finding), ""]
     if not diagnosis.findings:
@@ -41,12 +42,6 @@ def diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
     if diagnosis.unknown:
         parts += [_unknown(diagnosis.unknown)]
     return Group(*parts)
-
-
-def _headline(diagnosis: Diagnosis) -> str:
-    evidence, found = diagnosis.evidence, len(diagnosis.findings)
-    causes = "" if not found else f"  [bold]{found} cause{'s' if found > 1 else ''} found, worst first[/bold]"
-    return f"[bold]{escape(evidence.name)}[/bold]  [dim]{_size(evidence)}[/dim]{causes}"
 
 
 def _size(evidence: Evidence) -> str:

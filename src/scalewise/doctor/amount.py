@@ -52,7 +52,7 @@ def _too_few(evidence: Evidence, noise: float, share: float, falling: float) -> 
         "high" if share < LEAST_PROGRESS / 2 else "medium",
         f"the global batch of {shown(evidence.global_batch)} is {shown(evidence.global_batch / noise)} times the noise "
         f"scale (at most {shown(noise)} samples), so {evidence.steps} steps do {share:.0%} of one worker's work with "
-        f"these samples, and the loss was still falling ({falling:.0%} over the last quarter).",
+        f"these samples, and the loss was still falling ({falling:.0%} of its fall came in the last quarter).",
         f"Use fewer workers or a smaller worker batch, or {longer}.",
     )
 
@@ -65,7 +65,7 @@ def _very_few(evidence: Evidence, falling: float, known: bool = False) -> Verdic
         "too-few-steps",
         "medium",
         f"training took {evidence.steps} steps of {shown(evidence.global_batch)} samples and the loss was still "
-        f"falling ({falling:.0%} over the last quarter, to {shown(loss or 0.0)}).",
+        f"falling ({falling:.0%} of its fall came in the last quarter, to {shown(loss or 0.0)}).",
         "Train longer"
         + (" or use a smaller global batch." if evidence.watched else " (--epochs) or use fewer workers."),
     )
@@ -77,13 +77,13 @@ def non_finite(evidence: Evidence, reference: Evidence | None) -> Verdict:
         return None
     steps = evidence.non_finite
     if evidence.failure is not None:
-        what = f"the run stopped: {evidence.failure.split(';')[0]}"
+        what = f"the run stopped: {evidence.failure.split(';')[0].split(' (')[0]}"
     else:
         what = (
             f"{len(steps)} of {evidence.steps} steps had a loss or gradient that is not finite, first step {steps[0]}"
         )
     at = min(steps[0] - 1 if steps else evidence.steps, len(evidence.rates) - 1)
-    rate = f" (learning rate {shown(evidence.rates[max(at, 0)])})" if evidence.rates else ""
+    rate = f", at a learning rate of {shown(evidence.rates[max(at, 0)])}" if evidence.rates else ""
     if evidence.watched:
         fix = "Lower the rate or warm it up, and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
     else:

@@ -17,6 +17,9 @@ Severity = Literal["high", "medium", "low"]
 PROPORTIONAL = frozenset({"sgd", "momentum", "nesterov"})
 # A final loss this much above another run's is worse: repeated runs of the built-in tasks differ by one or two percent.
 WORSE = 1.03
+# A loss that has settled falls by less than this share of all it fell in the last quarter of a run: the built-in tasks'
+# single-worker runs, at their full budget, by 1 to 4 percent.
+STILL_FALLING = 0.05
 
 
 @dataclass(frozen=True)
@@ -146,16 +149,18 @@ def worse(evidence: Evidence, reference: Evidence) -> tuple[float, float] | None
 
 
 def still_falling(evidence: Evidence) -> float | None:
-    """By which share the loss fell from the third to the last quarter of the run, if more than noise; else None."""
+    """The share of all that the loss has fallen that came in the last quarter of the run; None if it has settled."""
     losses = np.array(evidence.losses)
     quarter = len(losses) // 4
-    if quarter < 2 or not np.isfinite(losses[-2 * quarter :]).all():
+    if len(losses) < 2 or not np.isfinite(losses[[0, *range(-2 * quarter, 0)]]).all():
         return None
     before, after = losses[-2 * quarter : -quarter], losses[-quarter:]
-    fall = before.mean() - after.mean()
-    error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / quarter)
-    share = float(fall / abs(before.mean())) if before.mean() else 0.0
-    return share if fall > 2 * error and share > 0.02 else None
+    if quarter < 2:
+        before, after = losses[:1], losses[-1:]
+    scatter = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / quarter) if quarter > 1 else 0.0
+    fall = float(before.mean() - after.mean())
+    learned = float(losses[0] - after.mean())
+    return fall / learned if learned > 0 and fall > max(2 * scatter, STILL_FALLING * learned) else None
 
 
 def shown(value: float) -> str:

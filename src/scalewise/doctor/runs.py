@@ -76,12 +76,12 @@ def _baselines(stored: dict[str, Any], task: dict[str, Any]) -> tuple[Baseline, 
     """One worker of the same recipe; and the task's own recipe, should somebody have scaled the rate by hand."""
     recipe, own, samples = stored["recipe"], task.get("recipe"), task.get("samples")
     derived = {value["field"] for value in stored.get("derived", [])}
-    budget = recipe["epochs"] * samples if samples and not recipe.get("steps") and "epochs" not in derived else None
-    single = Baseline(recipe["lr"], recipe["worker_batch"], budget)
+    extended = not derived.isdisjoint({"epochs", "steps"})  # by auto, beyond what one worker would take
+    epochs = own["epochs"] if extended and own else None if recipe.get("steps") else recipe["epochs"]
+    single = Baseline(recipe["lr"], recipe["worker_batch"], epochs * samples if epochs and samples else None)
     if not own or own["optimizer"] != recipe["optimizer"]:
         return (single,)
-    own_budget = own["epochs"] * samples if samples and budget is None else None
-    return single, Baseline(own["lr"], own["workers"] * own["worker_batch"], own_budget)
+    return single, Baseline(own["lr"], own["workers"] * own["worker_batch"])
 
 
 def _batch_norm(recipe: dict[str, Any], model: dict[str, Any], steps: int, result: dict[str, Any]) -> BatchNorm | None:

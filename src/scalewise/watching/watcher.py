@@ -118,6 +118,7 @@ class Watcher:
             optimizer.register_step_post_hook(self._after_step),
         ]
         self.closed = False
+        self.spent_seconds = 0.0  # by the hooks, on the newest step
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -245,6 +246,7 @@ class Watcher:
             self._flush()
         ended = time.perf_counter()
         self._now.seconds = ended - self._ended_at
+        self.spent_seconds = self._now.spent
         self._keep_within_budget(self._now)
         self._step += 1
         self._now = _OpenStep()
@@ -254,7 +256,7 @@ class Watcher:
         """Look closely less often where it takes more than its share; powers of two, so that processes meet."""
         blend = 0.2 if self._step else 1.0
         self._step_seconds += blend * (done.seconds - done.spent - self._step_seconds)
-        if done.squares:
+        if done.squares and not done.weights:
             self._cost += (0.2 if self._cost else 1.0) * (done.spent - self._cost)
             wanted = self._cost / max(BUDGET * self._step_seconds, 1e-9)
             longer = 2 ** math.ceil(math.log2(max(1.0, wanted)))
