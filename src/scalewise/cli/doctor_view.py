@@ -24,8 +24,8 @@ TITLES = {
     "schedule-too-slow": "the schedule runs too slowly",
     "warm-up-missing": "no warm-up",
     "lr-not-adapted": "the learning rate was not adapted",
-    "too-few-steps": "too few steps for this global batch",
-    "worker-batch-too-small": "the worker batch is too small for batch norm",
+    "too-few-steps": "too few steps for the global batch",
+    "worker-batch-too-small": "worker batch too small for batch norm",
     "statistics-lag": "batch-norm statistics lag behind",
 }
 

@@ -19,8 +19,11 @@ LONGEST_FLOOR = 0.4
 STRETCH = 1.5
 # Warm-up: a rate that starts above this share of its peak had none; a loss that rises by more than this share of its
 # first value, over three steps and beyond its usual scatter, is a spike. Healthy runs fall or stay within a tenth.
+# So is one that had fallen by a seventh and comes all the way back.
 COLD_START = 0.8
 SPIKE = 1.3
+FALLEN = 0.85
+BACK = 0.95
 SCATTERS = 4.0
 
 
@@ -191,16 +194,12 @@ def warm_up_missing(evidence: Evidence, reference: Evidence | None) -> Verdict:
     losses = np.array(evidence.losses)
     if not len(losses) or not np.isfinite(losses[0]):
         return Unknown("no loss was seen; add watcher.loss(loss) to the loop") if evidence.watched else None
-    early = losses[: max(6, len(losses) // 5)]
-    early = early[np.isfinite(early)]
     cold = evidence.peak and evidence.rates[0] >= COLD_START * evidence.peak
-    if len(early) < 4 or losses[0] <= 0 or not cold:
+    early = losses[: max(16, len(losses) // 4)]
+    early = early[np.isfinite(early)]
+    if len(early) < 4 or losses[0] <= 0 or not cold or not _spikes(early, SCATTERS * _scatter(losses)):
         return None
-    middle = np.median(np.stack([early[1:-2], early[2:-1], early[3:]]), axis=0)  # one wild step is no spike
-    top = int(middle.argmax())
-    if not len(middle) or middle[top] < max(SPIKE * losses[0], losses[0] + SCATTERS * _scatter(losses)):
-        return None
-    step = int(np.argmax(early[: top + 4])) + 1
+    step = int(early[1:].argmax()) + 2
     rise = f"rose from {shown(losses[0])} to {shown(early.max())} at step {step}"
     factor = f"{shown(evidence.rates[0])} from the first step on"
     if evidence.watched:
@@ -209,6 +208,15 @@ def warm_up_missing(evidence: Evidence, reference: Evidence | None) -> Verdict:
     else:
         fix = "Add --warmup-epochs 1, or more of them, or lower --lr."
     return Finding("warm-up-missing", "high", f"the loss {rise}, with the learning rate at {factor}.", fix)
+
+
+def _spikes(losses: np.ndarray, scatter: float) -> bool:
+    """Whether the loss rises well above its start, or back to it; by medians of three, since one step is no spike."""
+    start = losses[0]
+    middle = np.median(np.stack([losses[1:-2], losses[2:-1], losses[3:]]), axis=0)
+    lowest = np.minimum.accumulate(middle)
+    fell = (lowest <= FALLEN * start) & (start - lowest > scatter)
+    return bool((middle >= max(SPIKE * start, start + scatter)).any() or (fell & (middle >= BACK * start)).any())
 
 
 def _scatter(losses: np.ndarray) -> float:

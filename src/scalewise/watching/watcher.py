@@ -84,7 +84,7 @@ def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
             hook(self, *arguments)
         except Exception as error:  # whatever a model or an optimizer may be
             warnings.warn(f"sw.watch stopped watching: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
-            self.close()
+            self._stop()  # the hooks stay, idle: one cannot be removed while they are being called
         self._now.spent += time.perf_counter() - began
 
     return guarded
@@ -139,17 +139,21 @@ class Watcher:
 
     def close(self) -> None:
         """Remove the hooks and write what is left."""
+        self._stop()
+        for handles in (self._handles, self._during_backward, self._during_forward):
+            self._unhook(handles)
+        atexit.unregister(self.close)
+
+    def _stop(self) -> None:
+        """Write what is left, and see nothing more."""
         if self.closed:
             return
         self.closed = True
-        for handles in (self._handles, self._during_backward, self._during_forward):
-            self._unhook(handles)
         with contextlib.suppress(OSError, RuntimeError):
             self._flush()
-        if self._labels is not None:
-            self._file.write(line(WatchedLabels(self._labels.tolist())) + "\n")
-        self._file.close()
-        atexit.unregister(self.close)
+            if self._labels is not None:
+                self._file.write(line(WatchedLabels(self._labels.tolist())) + "\n")
+            self._file.close()
 
     @staticmethod
     def _unhook(handles: list[RemovableHandle]) -> None:
