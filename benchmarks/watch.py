@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -54,54 +54,65 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def steps(case: Case, optimizer: torch.optim.Optimizer, count: int, folder: Path | None) -> tuple[list[float], float]:
-    """Seconds of each step, and those that the hooks themselves took per step once settled."""
+@dataclass(frozen=True)
+class Round:
+    """Mean times of a round's steps: the first ones, the settled ones, their computing alone, and that of the hooks."""
+
+    first_seconds: float
+    seconds: float
+    cpu_seconds: float
+    hook_seconds: float
+
+
+def one_round(case: Case, optimizer: torch.optim.Optimizer, count: int, folder: Path | None) -> Round:
+    """Train for some steps, watched if there is a folder."""
     model, x, y = case
     seconds: list[float] = []
+    cpu_began, spent = 0.0, 0.0
     with ExitStack() as stack:
         watcher = stack.enter_context(sw.watch(model, optimizer, folder)) if folder else None
-        spent = 0.0
         for number in range(count):
+            if number == SETTLED:
+                cpu_began = time.process_time()
             began = time.perf_counter()
-            output = model(x)
-            loss = F.cross_entropy(output.flatten(0, -2), y.flatten())
+            loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten())
             if watcher is not None:
                 watcher.loss(loss)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             seconds.append(time.perf_counter() - began)
-            if watcher is not None and number >= SETTLED:
-                spent += watcher.spent_seconds
-    return seconds, spent / max(count - SETTLED, 1)
+            spent += watcher.spent_seconds if watcher is not None and number >= SETTLED else 0.0
+    settled = count - SETTLED
+    cpu = (time.process_time() - cpu_began) / settled
+    return Round(statistics.mean(seconds[:SETTLED]), statistics.mean(seconds[SETTLED:]), cpu, spent / settled)
 
 
 def measure(case: Case, rounds: int, count: int, root: Path) -> dict[str, object]:
     """Ratios of mean step times, watched to not, round by round."""
     optimizer = torch.optim.SGD(case[0].parameters(), lr=1e-3, momentum=0.9)
-    steps(case, optimizer, 20, None)
-    ratios, first, own, plain_seconds = [], [], [], []
+    one_round(case, optimizer, SETTLED + 8, None)
+    pairs: list[tuple[Round, Round]] = []
     for number in range(rounds):
-        order = [False, True] if number % 2 else [True, False]
-        means: dict[bool, tuple[float, float]] = {}
-        for watched in order:
-            seconds, spent = steps(case, optimizer, count, root / f"{number}" if watched else None)
-            means[watched] = statistics.mean(seconds[:SETTLED]), statistics.mean(seconds[SETTLED:])
-            if watched:
-                own.append(spent)
-        first.append(means[True][0] / means[False][0])
-        ratios.append(means[True][1] / means[False][1])
-        plain_seconds.append(means[False][1])
-    step = statistics.median(plain_seconds)
+        both = {}
+        for watched in [False, True] if number % 2 else [True, False]:
+            both[watched] = one_round(case, optimizer, count, root / f"{number}" if watched else None)
+        pairs.append((both[True], both[False]))
     return {
-        "step_milliseconds": step * 1e3,
-        "ratio": statistics.median(ratios),
-        "quartiles": statistics.quantiles(ratios, n=4)[::2],
-        "first_steps_ratio": statistics.median(first),
-        "own_share": statistics.median(own) / step,
+        "step_milliseconds": statistics.median(plain.seconds for _, plain in pairs) * 1e3,
+        "ratio": spread([watched.seconds / plain.seconds for watched, plain in pairs]),
+        "cpu_ratio": spread([watched.cpu_seconds / plain.cpu_seconds for watched, plain in pairs]),
+        "first_steps_ratio": spread([watched.first_seconds / plain.first_seconds for watched, plain in pairs]),
+        "hooks_share": spread([watched.hook_seconds / watched.seconds for watched, _ in pairs]),
         "rounds": rounds,
         "steps": count,
     }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    first, median, third = statistics.quantiles(values, n=4)
+    return {"median": median, "first_quartile": first, "third_quartile": third}
 
 
 def main() -> None:

@@ -195,6 +195,43 @@ def test_an_error_of_the_watcher_ends_watching_and_not_training(tmp_path):
     assert not model._forward_hooks
 
 
+def test_a_wrapped_optimizer_is_watched_and_anything_else_refused(tmp_path):
+    class Wrapper:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+    model, optimizer = model_and_optimizer()
+    with sw.watch(model, Wrapper(optimizer), tmp_path / "w"):
+        train(model, optimizer, 1)
+    assert len(read_folder(tmp_path / "w")[0].steps) == 1
+    with pytest.raises(sw.ScalewiseError, match=r"needs a model and its torch\.optim\.Optimizer, got a Linear"):
+        sw.watch(model, nn.Linear(2, 2))
+
+
+def test_half_precision_gradients_and_models_that_return_their_loss(tmp_path):
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(6, 3, dtype=torch.bfloat16)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.dense(x)
+            return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+    model = WithLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with sw.watch(model, optimizer, tmp_path / "w"):
+        for _ in range(3):
+            model(x=torch.rand(4, 6, dtype=torch.bfloat16), labels=torch.tensor([0, 1, 1, 2]))["loss"].backward()
+            square = sum(float(p.grad.double().square().sum()) for p in model.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+    step = read_folder(tmp_path / "w")[0].steps[-1]
+    assert step.square == pytest.approx(square, rel=1e-5)
+    assert (step.top_label, step.samples) == ([2, 1, 4], [4])
+    assert 0.5 < step.loss < 2
+
+
 def test_an_earlier_file_is_set_aside(tmp_path):
     for steps in (3, 2):
         model, optimizer = model_and_optimizer()

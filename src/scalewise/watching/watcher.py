@@ -9,7 +9,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -24,8 +24,9 @@ from torch.utils.hooks import RemovableHandle
 
 from scalewise.doctor.diagnose import diagnose_folder
 from scalewise.doctor.evidence import Finding
+from scalewise.errors import UsageError
 from scalewise.observations import WatchedLabels, WatchedProcess, WatchedStep, file_of, line, pack
-from scalewise.watching.gradients import OutputGradient, is_sharded, output_gradient, square_of
+from scalewise.watching.gradients import OutputGradient, is_sharded, norm, output_gradient, square_of
 from scalewise.watching.inputs import fingerprints, tensors_of
 from scalewise.watching.statistics import batch_norm_layers, gap
 from scalewise.watching.weights import WeightSample
@@ -69,7 +70,15 @@ def watch(model: nn.Module, optimizer: Optimizer, out: str | os.PathLike[str] = 
         out: a folder; each process writes its own file there.
         every: look closely at most at every so many steps; it is made longer to stay within 1 % of a step's time.
     """
-    return Watcher(model, optimizer, Path(out), every)
+    inner: object = optimizer
+    while not isinstance(inner, Optimizer) or not hasattr(inner, "_optimizer_step_pre_hooks"):
+        if not hasattr(inner, "optimizer"):  # where other tools keep the optimizer that they wrap
+            raise UsageError(
+                f"sw.watch needs a model and its torch.optim.Optimizer, got a {type(optimizer).__name__}; pass the "
+                f"optimizer whose step() the loop calls"
+            )
+        inner = inner.optimizer
+    return Watcher(model, inner, Path(out), every)
 
 
 def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
@@ -128,7 +137,7 @@ class Watcher:
         self.close()
 
     def loss(self, loss: Tensor) -> None:
-        """Note the loss of a micro batch, as backward() is called on it; shows spikes and what was not learned."""
+        """Note the loss of a micro batch, as backward() is called on it, unless the model itself returns it."""
         if not self.closed and isinstance(loss, Tensor):
             self._now.losses.append(loss.detach())
 
@@ -207,7 +216,11 @@ class Watcher:
     @_harmless
     def _after_forward(self, model: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         self._unhook(self._during_forward)
-        if not (self._detailed and self._now.samples):
+        if not (self._now.samples and torch.is_grad_enabled()):
+            return
+        if (loss := _loss_in(output)) is not None:
+            self._now.losses.append(loss.detach())
+        if not self._detailed:
             return
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
         if leaves:
@@ -228,7 +241,7 @@ class Watcher:
     @_harmless
     def _local_gradient(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        self._now.local_norms.append(torch.linalg.vector_norm(parameter.grad))
+        self._now.local_norms.append(norm(parameter.grad))
 
     @_harmless
     def _after_backward(self) -> None:
@@ -277,7 +290,7 @@ class Watcher:
     def _observed(self, number: int, seen: _OpenStep) -> WatchedStep:
         """A step as it is written; here tensors are read."""
         squares = [float(square) for square in seen.squares]
-        local = torch.stack(seen.local_norms).double() if seen.local_norms else None
+        local = torch.stack([one.cpu() for one in seen.local_norms]) if seen.local_norms else None
         first = float(local @ local) if local is not None else (squares[0] if len(squares) > 1 else None)
         losses = [float(loss) for loss in seen.losses]
         loss = sum(losses) / len(losses) if losses else None
@@ -300,6 +313,12 @@ class Watcher:
             statistics_gap=float(torch.stack(seen.gaps).max()) if seen.gaps else None,
             statistics_batches=int(batches) if seen.gaps and batches is not None else None,
         )
+
+
+def _loss_in(output: object) -> Tensor | None:
+    """The loss, of a model that returns it: alone, as output["loss"] or as output.loss."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    return found if isinstance(found, Tensor) and not found.ndim and found.requires_grad else None
 
 
 def _top_label(outputs: list[OutputGradient]) -> list[int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from scalewise.watching.gradients import is_sharded
+from scalewise.watching.gradients import is_sharded, norm
 
 PLACES = 256
 
@@ -31,8 +31,9 @@ class WeightSample:
     @torch.no_grad()
     def take(self) -> tuple[Tensor, Tensor]:
         """The weights looked at, and the norm of all."""
-        values = torch.stack([parameter.detach()[index].double() for parameter, index in self._places])
-        norms = torch.stack([torch.linalg.vector_norm(parameter.detach()) for parameter in self._whole]).double()
+        device = self._whole[0].device
+        values = torch.stack([parameter.detach()[index].float().to(device) for parameter, index in self._places])
+        norms = torch.stack([norm(parameter.detach()).to(device) for parameter in self._whole])
         return values, torch.linalg.vector_norm(norms)
 
 
