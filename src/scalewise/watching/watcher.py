@@ -10,14 +10,11 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -25,10 +22,12 @@ from torch.utils.hooks import RemovableHandle
 from scalewise.doctor.diagnose import diagnose_folder
 from scalewise.doctor.evidence import Finding
 from scalewise.errors import UsageError
-from scalewise.observations import WatchedLabels, WatchedProcess, WatchedStep, file_of, line, pack
-from scalewise.watching.gradients import OutputGradient, is_sharded, norm, output_gradient, square_of
+from scalewise.observations import WatchedLabels, line
+from scalewise.watching.files import describe, open_file
+from scalewise.watching.gradients import norm, output_gradient, square_of
 from scalewise.watching.inputs import fingerprints, tensors_of
 from scalewise.watching.statistics import batch_norm_layers, gap
+from scalewise.watching.steps import OpenStep, observed
 from scalewise.watching.weights import WeightSample
 
 BUDGET = 0.01  # share of a step's time that looking closely may take: half of what is promised
@@ -40,23 +39,6 @@ ALL_INPUTS = (
     100_000  # samples a process; after them only the first few of every step, to see whether their order repeats
 )
 HEAD = 8
-
-
-@dataclass
-class _OpenStep:
-    """What was seen since the last step; tensors are read when they are written, so that nothing waits for a device."""
-
-    samples: list[int] = field(default_factory=list)
-    inputs: list[Tensor] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    local_norms: list[Tensor] = field(default_factory=list)
-    squares: list[Tensor] = field(default_factory=list)
-    outputs: list[OutputGradient] = field(default_factory=list)
-    gaps: list[Tensor] = field(default_factory=list)
-    weights: tuple[Tensor, Tensor] | None = None
-    lr: float = 0.0
-    seconds: float = 0.0
-    spent: float = 0.0
 
 
 def watch(model: nn.Module, optimizer: Optimizer, out: str | os.PathLike[str] = "watch", every: int = 1) -> Watcher:
@@ -108,16 +90,16 @@ class Watcher:
         self._layers = batch_norm_layers(model)
         self._every = self._interval = max(1, every)
         self._step = 0  # steps that have ended
-        self._now = _OpenStep()
-        self._waiting: list[tuple[int, _OpenStep]] = []
+        self._now = OpenStep()
+        self._waiting: list[tuple[int, OpenStep]] = []
         self._inputs_seen = 0
         self._labels: Tensor | None = None
         self._cost, self._step_seconds, self._ended_at = 0.0, 0.0, time.perf_counter()
         self._during_backward: list[RemovableHandle] = []
         self._during_forward: list[RemovableHandle] = []
-        self.process = _describe(model, optimizer, self._layers)
+        self.process = describe(model, optimizer, self._layers)
         self._weights = WeightSample(model)
-        self._file = _open(out, self.process.process)
+        self._file = open_file(out, self.process.process)
         self._file.write(line(self.process) + "\n")
         self._file.flush()
         self._handles = [
@@ -186,8 +168,9 @@ class Watcher:
     def _before_forward(self, model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not (model.training and torch.is_grad_enabled()):
             return
-        if self._now.squares and all(parameter.grad is None for parameter in self._parameters[:1]):
-            self._now = _OpenStep()  # gradients were thrown away without a step, as a gradient scaler does
+        thrown_away = not self.process.sharded and all(parameter.grad is None for parameter in self._parameters)
+        if self._now.squares and thrown_away:  # without a step, as a gradient scaler does
+            self._now = OpenStep()
         tensors = tensors_of((arguments, named))
         if not tensors:
             return
@@ -266,10 +249,10 @@ class Watcher:
         self.spent_seconds = self._now.spent
         self._keep_within_budget(self._now)
         self._step += 1
-        self._now = _OpenStep()
+        self._now = OpenStep()
         self._ended_at = time.perf_counter()
 
-    def _keep_within_budget(self, done: _OpenStep) -> None:
+    def _keep_within_budget(self, done: OpenStep) -> None:
         """Look closely less often where it takes more than its share; powers of two, so that processes meet."""
         blend = 0.2 if self._step else 1.0
         self._step_seconds += blend * (done.seconds - done.spent - self._step_seconds)
@@ -283,74 +266,12 @@ class Watcher:
         if self._file.closed:
             return
         for number, seen in self._waiting:
-            self._file.write(line(self._observed(number, seen)) + "\n")
+            self._file.write(line(observed(number, seen, self._layers)) + "\n")
         self._waiting.clear()
         self._file.flush()
-
-    def _observed(self, number: int, seen: _OpenStep) -> WatchedStep:
-        """A step as it is written; here tensors are read."""
-        squares = [float(square) for square in seen.squares]
-        local = torch.stack([one.cpu() for one in seen.local_norms]) if seen.local_norms else None
-        first = float(local @ local) if local is not None else (squares[0] if len(squares) > 1 else None)
-        losses = [float(loss) for loss in seen.losses]
-        loss = sum(losses) / len(losses) if losses else None
-        batches = self._layers[0].num_batches_tracked if self._layers else None
-        return WatchedStep(
-            step=number,
-            lr=seen.lr,
-            samples=seen.samples,
-            seconds=round(seen.seconds, 6),
-            inputs=pack(torch.cat(seen.inputs).cpu().numpy()) if seen.inputs else None,
-            loss=loss if loss is not None and math.isfinite(loss) else None,
-            loss_finite=loss is None or math.isfinite(loss),
-            first_square=first,
-            square=squares[-1] if squares else None,
-            gradient_finite=math.isfinite(squares[-1]) if squares else None,
-            averaging=[[float(one.positions), float(one.size)] for one in seen.outputs] or None,
-            top_label=_top_label(seen.outputs),
-            weights=[float(value) for value in seen.weights[0]] if seen.weights else None,
-            weight_norm=float(seen.weights[1]) if seen.weights else None,
-            statistics_gap=float(torch.stack(seen.gaps).max()) if seen.gaps else None,
-            statistics_batches=int(batches) if seen.gaps and batches is not None else None,
-        )
 
 
 def _loss_in(output: object) -> Tensor | None:
     """The loss, of a model that returns it: alone, as output["loss"] or as output.loss."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
     return found if isinstance(found, Tensor) and not found.ndim and found.requires_grad else None
-
-
-def _top_label(outputs: list[OutputGradient]) -> list[int] | None:
-    """The commonest label's count, that label, and the number of samples."""
-    counted = [one.labels for one in outputs if one.labels is not None]
-    if not counted:
-        return None
-    total = torch.stack(counted).sum(0)
-    label = int(total.argmax())
-    return [int(total[label]), label, int(total.sum())]
-
-
-def _describe(model: nn.Module, optimizer: Optimizer, layers: list[Any]) -> WatchedProcess:
-    joined = dist.is_available() and dist.is_initialized()
-    momenta = [layer.momentum for layer in layers if layer.momentum is not None]
-    return WatchedProcess(
-        process=dist.get_rank() if joined else int(os.environ.get("RANK", "0")),
-        processes=dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1")),
-        optimizer=type(optimizer).__name__,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        reduces=any(isinstance(module, DistributedDataParallel) for module in model.modules()),
-        sharded=any(is_sharded(parameter) for parameter in model.parameters()),
-        batch_norm_layers=len(layers),
-        batch_norm_momentum=min(momenta, default=None),
-        batch_norm_synchronised=bool(layers) and all(isinstance(layer, nn.SyncBatchNorm) for layer in layers),
-    )
-
-
-def _open(out: Path, process: int) -> Any:  # noqa: ANN401  (a text file)
-    """This process's file; that of an earlier job is set aside, not lost."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = file_of(out, process)
-    if path.exists():
-        path.replace(path.with_suffix(".earlier.jsonl"))
-    return path.open("w", encoding="utf-8")
