@@ -9,7 +9,7 @@ import pytest
 from conftest import environment
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SHORT = ["simple_task.py", "step_task.py", "noise_scale.py"]
+SHORT = ["simple_task.py", "step_task.py", "noise_scale.py", "watch_ddp.py"]
 
 
 def run(path: Path, cwd: Path) -> str:

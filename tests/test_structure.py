@@ -18,19 +18,22 @@ SOURCE = Path(scalewise.__file__).parent
 LAYERS = [
     {"errors", "frames", "mixing"},
     {"recipe", "records"},
-    {"optim", "nn", "schedules", "noise", "adascale", "tasks"},
+    {"optim", "nn", "schedules", "noise", "adascale", "tasks", "observations"},
     {"engine"},
     {"measure", "bench", "compare"},
     {"plan", "forecast", "doctor"},
+    {"watching"},
     {"report"},
     {"cli"},
 ]
 TOP_LEVEL = {"__init__", "__main__"}
+COMMANDS = ("train", "compare", "doctor")
 WITHOUT_TORCH = {
     "errors",
     "frames",
     "recipe",
     "records",
+    "observations",
     "schedules",
     "noise",
     "adascale",
@@ -108,7 +111,7 @@ def test_there_are_no_import_cycles():
 def test_public_names():
     assert sorted(scalewise.__all__) == [
         "Epoch", "Loss", "NoiseScale", "Placement", "Recipe", "Result", "ScalewiseError", "Step", "Task",
-        "accuracy", "augment", "load_task", "nn", "optim", "train",
+        "accuracy", "augment", "load_task", "nn", "optim", "train", "watch",
     ]  # fmt: skip
     for name in scalewise.__all__:
         assert getattr(scalewise, name) is not None
@@ -151,7 +154,8 @@ def test_importing_does_not_import_torch(code):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["tasks"], ["tasks", "--json"], ["train", "--help"], ["compare", "--help"]]
+    "arguments",
+    [["--help"], ["--version"], ["tasks"], ["tasks", "--json"], *([name, "--help"] for name in COMMANDS)],
 )
 def test_help_does_not_import_torch(arguments):
     check = (

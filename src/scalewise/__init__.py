@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from scalewise.tasks import augment
     from scalewise.tasks.load import load_task
     from scalewise.tasks.task import Loss, Task, accuracy
+    from scalewise.watching.watcher import watch
 
 _HOMES = {
     "Epoch": "scalewise.records",
@@ -38,6 +39,7 @@ _HOMES = {
     "accuracy": "scalewise.tasks.task",
     "load_task": "scalewise.tasks.load",
     "train": "scalewise.engine.loop",
+    "watch": "scalewise.watching.watcher",
 }
 _MODULES = {"augment": "scalewise.tasks.augment", "nn": "scalewise.nn", "optim": "scalewise.optim"}
 
@@ -57,6 +59,7 @@ __all__ = [
     "nn",
     "optim",
     "train",
+    "watch",
 ]
 
 

@@ -85,6 +85,15 @@ class Result:
         return document
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a run ended early, stored as its last record."""
+
+    kind: ClassVar[str] = "failure"
+    step: int
+    reason: str
+
+
 Record = Step | Epoch | Result
 
 
@@ -97,7 +106,7 @@ def finite(value: Any) -> Any:  # noqa: ANN401  (any JSON value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def line(record: Record) -> str:
+def line(record: Record | Failure) -> str:
     """One record as one line of JSON."""
     return json.dumps(finite({"kind": record.kind, **asdict(record)}), allow_nan=False)
 
@@ -110,7 +119,7 @@ class RecordWriter:
         self._batch = batch
         self._waiting: list[str] = []
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Record | Failure) -> None:
         """Add one record; anything but a step also flushes."""
         self._waiting.append(line(record))
         if not isinstance(record, Step) or len(self._waiting) >= self._batch:

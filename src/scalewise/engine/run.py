@@ -18,10 +18,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from scalewise.engine import checkpoint
+from scalewise.engine.facts import add_facts
 from scalewise.engine.loop import Training
-from scalewise.errors import CheckpointError, Interrupted, RunFolderError
+from scalewise.errors import CheckpointError, Interrupted, NonFiniteLoss, RunFolderError
 from scalewise.recipe import Derived, Pilot, Recipe, differing_fields
-from scalewise.records import Epoch, Record, RecordWriter, Result, Step, keep_until, write_atomically
+from scalewise.records import Epoch, Failure, Record, RecordWriter, Result, Step, keep_until, write_atomically
 
 KEPT_CHECKPOINTS = 2
 _STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?")
@@ -211,6 +212,7 @@ def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int 
     leads = training.team.leads
     if leads:
         keep_until(folder.metrics, training.progress.step)
+        add_facts(folder.environment, training)
     writer = RecordWriter(folder.metrics) if leads else None
     try:
         for record in training.records():
@@ -231,6 +233,10 @@ def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int 
                 f"state is saved, go on with --resume {folder.path}",
                 training.interrupted,
             )
+    except NonFiniteLoss as error:
+        if writer is not None:
+            writer.write(Failure(training.progress.step, str(error)))
+        raise
     finally:
         if writer is not None:
             writer.close()

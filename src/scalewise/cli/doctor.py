@@ -1,0 +1,44 @@
+"""`scalewise doctor`."""
+
+from __future__ import annotations
+
+import json as to_json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from scalewise.cli import doctor_view, views
+
+
+def doctor(
+    run: Path,
+    single: Path | None = None,
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    quiet: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Say why a run lost accuracy: causes, worst first, with the evidence and what to change.
+
+    scalewise doctor runs/digits-20261116-101500
+    scalewise doctor watch single-worker-run
+
+    Parameters
+    ----------
+    run: Path
+        A run folder of scalewise train, or the folder that sw.watch writes.
+    single: Path | None
+        A run that did better, such as that of one worker, to compare with.
+    json: bool
+        Print the findings as one JSON document on stdout.
+    quiet: bool
+        Draw nothing.
+    """
+    from scalewise.doctor.diagnose import diagnose_folder
+
+    diagnosis = diagnose_folder(run, single)
+    if json:
+        print(to_json.dumps({"findings": [finding.to_json() for finding in diagnosis.findings]}, indent=2))
+    views.console(quiet).print(doctor_view.diagnosis_view(diagnosis))
+    return 0

@@ -1,0 +1,1 @@
+"""Why did a run lose accuracy? Records in, ranked findings out."""

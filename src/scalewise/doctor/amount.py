@@ -1,0 +1,91 @@
+"""Too few steps for the global batch, and steps that were not finite."""
+
+from __future__ import annotations
+
+from scalewise.doctor.evidence import Evidence, Finding, Unknown, Verdict, final_loss, shown, still_falling, worse
+
+# A run that makes less than half the progress of its single-worker budget has visibly lost accuracy.
+LEAST_PROGRESS = 0.5
+# Momentum and Adam average over tens of steps, so no rate makes up for fewer.
+FEWEST_STEPS = 30
+
+
+def efficiency(noise: float, global_batch: float) -> float:
+    """What a sample is worth at a global batch: 1 ÷ (1 + batch ÷ noise scale) (McCandlish et al. 2018).
+
+    >>> efficiency(noise=300.0, global_batch=300.0)
+    0.5
+    """
+    return noise / (noise + global_batch)
+
+
+def too_few_steps(evidence: Evidence, reference: Evidence | None) -> Verdict:
+    """The global batch is beyond the noise scale and the samples were not increased, so training ended early."""
+    if evidence.workers == 1 and reference is None:
+        return None
+    if reference is not None and worse(evidence, reference) is None:
+        return None
+    falling = still_falling(evidence)
+    if falling is None:
+        return None
+    high = evidence.noise.high if evidence.noise is not None else None
+    if not high:
+        return _very_few(evidence, falling)
+    budget, batch = _budget(evidence, reference)
+    share = evidence.samples / budget * efficiency(high, evidence.global_batch) / efficiency(high, batch)
+    return _too_few(evidence, high, share, falling) if share < LEAST_PROGRESS else _very_few(evidence, falling, True)
+
+
+def _budget(evidence: Evidence, reference: Evidence | None) -> tuple[float, float]:
+    """The samples and the global batch of the run that this one stands for: else one worker with these samples."""
+    if reference is not None and reference.samples:
+        return reference.samples, reference.global_batch
+    budgets = [(one.samples, one.global_batch) for one in evidence.baselines if one.samples is not None]
+    return min(budgets) if budgets else (evidence.samples, evidence.worker_batch)
+
+
+def _too_few(evidence: Evidence, noise: float, share: float, falling: float) -> Finding:
+    more = shown(evidence.steps / share)
+    longer = f"train for about {more} steps" if evidence.watched else f"train longer (--steps {more.replace(',', '')})"
+    return Finding(
+        "too-few-steps",
+        "high" if share < LEAST_PROGRESS / 2 else "medium",
+        f"the global batch of {shown(evidence.global_batch)} is {shown(evidence.global_batch / noise)} times the noise "
+        f"scale (at most {shown(noise)} samples), so {evidence.steps} steps do {share:.0%} of one worker's work with "
+        f"these samples, and the loss was still falling ({falling:.0%} of its fall came in the last quarter).",
+        f"Use fewer workers or a smaller worker batch, or {longer}.",
+    )
+
+
+def _very_few(evidence: Evidence, falling: float, known: bool = False) -> Verdict:
+    if evidence.steps >= FEWEST_STEPS:
+        return None if known else Unknown("the noise scale was not measured firmly enough")
+    loss = final_loss(evidence)
+    return Finding(
+        "too-few-steps",
+        "medium",
+        f"training took {evidence.steps} steps of {shown(evidence.global_batch)} samples and the loss was still "
+        f"falling ({falling:.0%} of its fall came in the last quarter, to {shown(loss or 0.0)}).",
+        "Train longer"
+        + (" or use a smaller global batch." if evidence.watched else " (--epochs) or use fewer workers."),
+    )
+
+
+def non_finite(evidence: Evidence, reference: Evidence | None) -> Verdict:
+    """Losses, gradients or weights became infinite or not a number."""
+    if not evidence.non_finite and evidence.failure is None:
+        return None
+    steps = evidence.non_finite
+    if evidence.failure is not None:
+        what = f"the run stopped: {evidence.failure.split(';')[0].split(' (')[0]}"
+    else:
+        what = (
+            f"{len(steps)} of {evidence.steps} steps had a loss or gradient that is not finite, first step {steps[0]}"
+        )
+    at = min(steps[0] - 1 if steps else evidence.steps, len(evidence.rates) - 1)
+    rate = f", at a learning rate of {shown(evidence.rates[max(at, 0)])}" if evidence.rates else ""
+    if evidence.watched:
+        fix = "Lower the rate or warm it up, and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
+    else:
+        fix = "Lower --lr, or add --warmup-epochs 1 or --clip-norm 1."
+    return Finding("non-finite", "high", f"{what}{rate}.", fix)

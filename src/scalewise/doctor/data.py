@@ -1,0 +1,195 @@
+"""Data: the same on several workers, in overlapping shards, or in an order that never changes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalewise.doctor.evidence import Evidence, Finding, Severity, Unknown, Verdict, shown
+from scalewise.observations import Watched, unpack
+
+# Workers whose gradients differ by less than this, squared and relative to the gradient, saw the same samples: the
+# noise scale would be a thousandth of the worker batch, where real tasks have tens of samples and more.
+LEAST_DIFFERENCE = 1e-3
+# A sampler that fills up the last step repeats a few samples, and data sets hold some duplicates.
+TOLERATED_OVERLAP = 0.05
+# Same batch on two processes in this share of the steps: not chance.
+SAME_STEPS = 0.5
+# An order is "the same" when nearly all samples of a later pass stand where they stood in the first.
+SAME_ORDER = 0.95
+FEWEST_BATCHES = 4
+HEAD = 8  # fingerprints of a step that are always there, however long the run
+# Steps dominated by one label, where the label changes: shuffled data have few, sorted data only such.
+DOMINATED = 0.8
+DOMINATED_STEPS = 0.5
+# Shards are of different kinds when their label shares differ by half in total variation, over enough samples.
+LABEL_DISTANCE = 0.5
+LABEL_SAMPLES = 200
+
+
+def same_data(evidence: Evidence, reference: Evidence | None) -> Verdict:
+    """Several workers see the same samples, so they are worth one."""
+    if evidence.workers == 1:
+        return None
+    if not evidence.watched:
+        return _same_gradients(evidence)
+    if len(evidence.processes) < 2:
+        return Unknown("only one process's file is there")
+    first, *others = [_batches(one) for one in evidence.processes]
+    for number, other in enumerate(others, 1):
+        both = min(len(first), len(other))
+        same = sum(np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(first, other, strict=False))
+        if both and same > SAME_STEPS * both:
+            return _same(f"processes 0 and {number} were given the same samples in {same} of {both} steps.")
+    return _same_norms(evidence)
+
+
+def _same_norms(evidence: Evidence) -> Verdict:
+    """Gradients of different samples never have the same norm to the last digits."""
+    tables = [{step.step: step.first_square for step in one.steps if step.first_square} for one in evidence.processes]
+    common = sorted(set.intersection(*map(set, tables)))
+    rows = np.array([[float(table[number] or 0.0) for table in tables] for number in common])
+    if len(rows) < 4:
+        return None
+    equal = np.ptp(rows, axis=1) <= 1e-9 * rows.max(axis=1)
+    if equal.mean() <= SAME_STEPS:
+        return None
+    return _same(f"the gradients of {len(tables)} processes had the same norm in {equal.sum()} of {len(rows)} steps.")
+
+
+def _same_gradients(evidence: Evidence) -> Verdict:
+    if evidence.noise is None or evidence.noise.value is None:
+        return Unknown("the noise scale was not measured")
+    whole = evidence.samples_per_epoch is not None and evidence.worker_batch >= evidence.samples_per_epoch
+    if whole or evidence.noise.value > LEAST_DIFFERENCE * evidence.worker_batch:
+        return None
+    return Finding(
+        "same-data",
+        "high",
+        f"the gradients of {evidence.workers} workers coincide: the noise scale is {evidence.noise.value:.2g} samples "
+        f"for a worker batch of {shown(evidence.worker_batch)}.",
+        "Let the data set's __getitem__(index) return the sample of that index, not one that is drawn or fixed.",
+    )
+
+
+def _same(sentence: str) -> Finding:
+    return Finding(
+        "same-data",
+        "high",
+        sentence[0].lower() + sentence[1:],
+        "Give every process its own shard: DataLoader(data, sampler=torch.utils.data.DistributedSampler(data)).",
+    )
+
+
+def overlapping_shards(evidence: Evidence, reference: Evidence | None) -> Verdict:
+    """A sample is on several processes within one pass over the data."""
+    if len(evidence.processes) < 2 or isinstance(same_data(evidence, reference), Finding):
+        return None
+    passes = [_first_pass(one, len(evidence.processes)) for one in evidence.processes]
+    known = [one for one in passes if one is not None]
+    if len(known) < len(passes):
+        return Unknown("samples cannot be told apart by their inputs")
+    length = min(map(len, known))
+    sets = [set(one[:length].tolist()) for one in known]
+    shares = {
+        (a, b): len(sets[a] & sets[b]) / max(1, min(len(sets[a]), len(sets[b])))
+        for a in range(len(sets))
+        for b in range(a + 1, len(sets))
+    }
+    (a, b), share = max(shares.items(), key=lambda item: item[1])
+    if share <= TOLERATED_OVERLAP or share * min(len(sets[a]), len(sets[b])) <= 2 * len(sets):
+        return None
+    severity: Severity = "high" if share < 0.9 else "medium"  # whole data on all: each pass counts several times
+    return Finding(
+        "overlapping-shards",
+        severity,
+        f"{share:.0%} of the {min(len(sets[a]), len(sets[b])):,} samples that process {a} or {b} saw in its first pass "
+        f"were seen by the other one too.",
+        "Shard with torch.utils.data.DistributedSampler(data), with the same seed on all processes.",
+    )
+
+
+def unshuffled(evidence: Evidence, reference: Evidence | None) -> Verdict:
+    """The samples come sorted by label, or in the same order in every pass."""
+    if not evidence.watched:
+        return None  # every epoch has its own permutation
+    for check in (_sorted_labels, _different_shards, _same_order):
+        if found := check(evidence):
+            return found
+    return None
+
+
+def _sorted_labels(evidence: Evidence) -> Finding | None:
+    tops = [step.top_label for one in evidence.processes for step in one.steps if step.top_label]
+    full = [label for count, label, of in tops if of > 2 and count > DOMINATED * of]
+    kinds, counts = np.unique(full, return_counts=True)
+    if len(full) <= DOMINATED_STEPS * len(tops) or len(tops) < 4 or len(kinds[counts > 0.1 * len(full)]) < 2:
+        return None
+    return Finding(
+        "unshuffled",
+        "high",
+        f"in {len(full)} of {len(tops)} batches looked at more than {DOMINATED:.0%} of the samples had one label, "
+        f"{len(kinds)} labels in turn: the data are sorted.",
+        "Shuffle: DataLoader(data, shuffle=True), or DistributedSampler(data, shuffle=True).",
+    )
+
+
+def _different_shards(evidence: Evidence) -> Finding | None:
+    rows = [np.array(one.labels, dtype=float) for one in evidence.processes]
+    if len(rows) < 2 or len({len(row) for row in rows}) > 1 or min(row.sum() for row in rows) < LABEL_SAMPLES:
+        return None
+    shares = np.stack([row / row.sum() for row in rows])
+    distance = float(np.abs(shares - shares[0]).sum(axis=1).max() / 2)
+    if distance < LABEL_DISTANCE:
+        return None
+    return Finding(
+        "unshuffled",
+        "high",
+        f"the labels of the processes' shards differ by {distance:.0%}: the data were cut before they were shuffled.",
+        "Shuffle before sharding: torch.utils.data.DistributedSampler(data, shuffle=True).",
+    )
+
+
+def _same_order(evidence: Evidence) -> Finding | None:
+    for one in evidence.processes:
+        batches = _batches(one)
+        heads = [] if _alike(batches) else [batch[:HEAD].tobytes() for batch in batches]
+        periods = [period for period in range(FEWEST_BATCHES, len(heads) - 2) if heads[period] == heads[0]]
+        for period in periods[:1]:
+            later = min(period, len(heads) - period)
+            same = sum(heads[at] == heads[period + at] for at in range(later)) / later
+            if same >= SAME_ORDER:
+                return Finding(
+                    "unshuffled",
+                    "medium",
+                    f"process {one.process.process} saw its batches in the same order again after {period} steps: "
+                    f"{same:.0%} of its second pass stands where it stood in the first.",
+                    "Call sampler.set_epoch(epoch) at the start of every epoch, or DataLoader(data, shuffle=True).",
+                )
+    return None
+
+
+def _batches(one: Watched) -> list[np.ndarray]:
+    """The fingerprints of every step's samples."""
+    return [unpack(step.inputs) for step in one.steps if step.inputs]
+
+
+def _alike(batches: list[np.ndarray]) -> bool:
+    """Whether fingerprints say nothing, since most samples of a batch have the same one."""
+    shares = [len(np.unique(batch)) / len(batch) for batch in batches if len(batch)]
+    return not shares or float(np.mean(shares)) < 0.9
+
+
+def _first_pass(one: Watched, processes: int) -> np.ndarray | None:
+    """The samples seen before they begin to come back; None if fingerprints say nothing.
+
+    In a second pass one sample in `processes` is one that this process had before. So repeats come close together
+    there, while duplicates in the data are far apart.
+    """
+    batches = _batches(one)
+    if _alike(batches):
+        return None
+    stream = np.concatenate(batches)
+    _, firsts = np.unique(stream, return_index=True)
+    repeats = np.setdiff1d(np.arange(len(stream)), firsts)
+    close = np.flatnonzero(np.diff(repeats) <= 4 * processes)
+    return stream[: int(repeats[close[0]])] if len(close) else stream

@@ -1,0 +1,62 @@
+"""The list of checks, and the findings of a run in the order in which to look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scalewise.doctor.amount import non_finite, too_few_steps
+from scalewise.doctor.data import overlapping_shards, same_data, unshuffled
+from scalewise.doctor.evidence import Evidence, Finding, Severity, Unknown, Verdict
+from scalewise.doctor.norms import statistics_lag, worker_batch_too_small
+from scalewise.doctor.rates import lr_not_adapted, schedule_too_fast, warm_up_missing
+from scalewise.doctor.replicas import replicas_drifted, wrong_averaging
+from scalewise.doctor.runs import read_run
+
+Check = Callable[[Evidence, Evidence | None], Verdict]
+
+# By cause, in the order in which findings of one severity are shown: what makes all other numbers meaningless first.
+CHECKS: dict[str, Check] = {
+    "non-finite": non_finite,
+    "same-data": same_data,
+    "replicas-drifted": replicas_drifted,
+    "wrong-averaging": wrong_averaging,
+    "overlapping-shards": overlapping_shards,
+    "unshuffled": unshuffled,
+    "schedule-too-fast": schedule_too_fast,
+    "warm-up-missing": warm_up_missing,
+    "lr-not-adapted": lr_not_adapted,
+    "too-few-steps": too_few_steps,
+    "worker-batch-too-small": worker_batch_too_small,
+    "statistics-lag": statistics_lag,
+}
+# With these the gradients' noise means nothing, so what is concluded from it would lead astray.
+SPOIL_NOISE = frozenset({"non-finite", "same-data", "replicas-drifted", "wrong-averaging"})
+RANKS: dict[Severity, int] = {"high": 0, "medium": 1, "low": 2}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, worst first, and what could not be looked for, with the reason."""
+
+    evidence: Evidence
+    findings: list[Finding]
+    unknown: dict[str, str]
+
+
+def diagnose(evidence: Evidence, reference: Evidence | None = None) -> Diagnosis:
+    """Look for every cause of lost accuracy; `reference` is a run that did better, if there is one."""
+    verdicts: dict[str, Verdict] = {}
+    for cause, check in CHECKS.items():
+        verdicts[cause] = check(evidence, reference)
+        if cause in SPOIL_NOISE and isinstance(verdicts[cause], Finding):
+            evidence = replace(evidence, noise=None)
+    findings = [verdict for verdict in verdicts.values() if isinstance(verdict, Finding)]
+    unknown = {cause: verdict.reason for cause, verdict in verdicts.items() if isinstance(verdict, Unknown)}
+    return Diagnosis(evidence, sorted(findings, key=lambda one: RANKS[one.severity]), unknown)
+
+
+def diagnose_folder(run: Path, reference: Path | None = None) -> Diagnosis:
+    """The diagnosis of a stored run."""
+    return diagnose(read_run(run), read_run(reference) if reference is not None else None)

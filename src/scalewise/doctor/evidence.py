@@ -1,0 +1,172 @@
+"""What is known about a run, and what may be said about it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+
+from scalewise.noise import NoiseEstimate
+from scalewise.observations import Watched
+
+Severity = Literal["high", "medium", "low"]
+
+# Optimizers whose step is proportional to the gradient: their rate may grow with the gain, not with its root.
+PROPORTIONAL = frozenset({"sgd", "momentum", "nesterov"})
+# A final loss this much above another run's is worse: repeated runs of the built-in tasks differ by one or two percent.
+WORSE = 1.03
+# A loss that has settled falls by less than this share of all it fell in the last quarter of a run: the built-in tasks'
+# single-worker runs, at their full budget, by 1 to 4 percent.
+STILL_FALLING = 0.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause of lost accuracy: one sentence of evidence with the numbers, one with what to change."""
+
+    cause: str
+    severity: Severity
+    evidence: str
+    fix: str
+
+    def to_json(self) -> dict[str, str]:
+        """As it stands in `findings`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A cause that could not be looked for, and why."""
+
+    reason: str
+
+
+Verdict = Finding | Unknown | None
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A recipe that this run may have been scaled up from: its rate for its global batch, and its samples in all."""
+
+    lr: float
+    global_batch: float
+    samples: float | None = None
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """The batch-norm layers of a model.
+
+    group: samples that statistics are taken over. batches: how many the running statistics have seen.
+    gap: how far they are from those of a batch, in standard deviations; None where nobody looked.
+    """
+
+    layers: int
+    group: float
+    momentum: float | None
+    batches: int
+    gap: float | None = None
+    recalibrated: bool = False
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about a run; None or empty where nothing is.
+
+    rates and losses: one number a step, losses NaN where unknown. non_finite: steps whose loss or gradient was not.
+    """
+
+    name: str
+    workers: int
+    worker_batch: float
+    steps: int
+    optimizer: str
+    rates: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    noise: NoiseEstimate | None = None
+    baselines: tuple[Baseline, ...] = ()
+    batch_norm: BatchNorm | None = None
+    non_finite: tuple[int, ...] = ()
+    failure: str | None = None
+    test_loss: float | None = None
+    samples_per_epoch: int | None = None
+    processes: tuple[Watched, ...] = ()
+
+    @property
+    def watched(self) -> bool:
+        """Whether it comes from somebody's own loop."""
+        return bool(self.processes)
+
+    @property
+    def global_batch(self) -> float:
+        """Samples per step over all workers."""
+        return self.workers * self.worker_batch
+
+    @property
+    def samples(self) -> float:
+        """Samples seen in all."""
+        return self.steps * self.global_batch
+
+    @property
+    def peak(self) -> float:
+        """The largest learning rate."""
+        return max(self.rates, default=0.0)
+
+    @property
+    def proportional(self) -> bool:
+        """Whether the optimizer's step is proportional to the gradient."""
+        return self.optimizer.lower() in PROPORTIONAL
+
+
+def gain(noise: float, from_batch: float, to_batch: float) -> float:
+    """How much more a step is worth at a larger global batch: (B ÷ b + 1) ÷ (B ÷ N·b + 1).
+
+    B is the noise scale; SGD's rate may grow by as much (Johnson et al. 2020), an adaptive optimizer's by its root.
+
+    >>> gain(noise=960.0, from_batch=32, to_batch=256)
+    6.526315789473684
+    """
+    return (noise / from_batch + 1) / (noise / to_batch + 1)
+
+
+def final_loss(evidence: Evidence) -> float | None:
+    """The mean loss of the last tenth of the steps."""
+    losses = np.array(evidence.losses)
+    tail = losses[-max(1, len(losses) // 10) :]
+    tail = tail[np.isfinite(tail)]
+    return float(tail.mean()) if len(tail) else None
+
+
+def worse(evidence: Evidence, reference: Evidence) -> tuple[float, float] | None:
+    """The final losses (of this run, of the other) if this run's is clearly higher, on training or else test data."""
+    pairs = [(final_loss(evidence), final_loss(reference)), (evidence.test_loss, reference.test_loss)]
+    for mine, other in pairs:
+        if mine is not None and other is not None and mine > other + (WORSE - 1) * abs(other):
+            return mine, other
+    return None
+
+
+def still_falling(evidence: Evidence) -> float | None:
+    """The share of all that the loss has fallen that came in the last quarter of the run; None if it has settled."""
+    losses = np.array(evidence.losses)
+    quarter = len(losses) // 4
+    if len(losses) < 2 or not np.isfinite(losses[[0, *range(-2 * quarter, 0)]]).all():
+        return None
+    before, after = losses[-2 * quarter : -quarter], losses[-quarter:]
+    if quarter < 2:
+        before, after = losses[:1], losses[-1:]
+    scatter = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / quarter) if quarter > 1 else 0.0
+    fall = float(before.mean() - after.mean())
+    learned = float(losses[0] - after.mean())
+    return fall / learned if learned > 0 and fall > max(2 * scatter, STILL_FALLING * learned) else None
+
+
+def shown(value: float) -> str:
+    """A number in a sentence.
+
+    >>> shown(0.0123456), shown(12345.6), shown(3.0), shown(1.5e9)
+    ('0.0123', '12,346', '3', '1.5e+09')
+    """
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"

@@ -1,0 +1,226 @@
+"""Learning rates: not adapted to the workers, on a schedule of another run, or too large at the start."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalewise.doctor.evidence import Baseline, Evidence, Finding, Unknown, Verdict, gain, shown, worse
+
+# A rate this much below what the noise scale allows costs accuracy; the interval of the noise scale is already taken
+# at its low end, so this is the margin of the rule itself. Against a second run, which lost less, less is enough.
+SHORTFALL = 1.5
+SHORTFALL_WITH_REFERENCE = 1.25
+# "The same rate" as a smaller run's.
+UNCHANGED = 1.1
+# A rate under this share of its peak moves nothing; step schedules end at a hundredth, in the last quarter of a run.
+FLOOR = 0.02
+LONGEST_FLOOR = 0.4
+# Schedules of two runs differ when one has fallen by half so many times earlier, in samples and in shares of a run.
+STRETCH = 1.5
+# Warm-up: a rate that starts above this share of its peak had none; a loss that rises by more than this share of its
+# first value, over three steps and beyond its usual scatter, is a spike. Healthy runs fall or stay within a tenth.
+# So is one that had fallen by a seventh and comes all the way back.
+COLD_START = 0.8
+SPIKE = 1.3
+FALLEN = 0.85
+BACK = 0.95
+SCATTERS = 4.0
+
+
+def lr_not_adapted(evidence: Evidence, reference: Evidence | None) -> Verdict:
+    """The rate is that of a smaller global batch, although the gradient's noise allows a larger one."""
+    if reference is not None:
+        return _against_reference(evidence, reference)
+    if evidence.workers == 1:
+        return None
+    if not evidence.baselines:
+        return Unknown("the rate of one worker is not known; give its run as the second folder")
+    low = evidence.noise.low if evidence.noise is not None else None
+    if low is None:
+        return Unknown("the noise scale was not measured")
+    baseline = min(evidence.baselines, key=lambda one: _shortfall(evidence, one, low))
+    shortfall = _shortfall(evidence, baseline, low)
+    if shortfall < SHORTFALL:
+        return None
+    return _unadapted(evidence, baseline, low, shortfall, "high" if shortfall >= 3 else "medium", "")
+
+
+def _against_reference(evidence: Evidence, reference: Evidence) -> Verdict:
+    losses = worse(evidence, reference)
+    growth = evidence.global_batch / max(reference.global_batch, 1e-9)
+    if losses is None or growth < UNCHANGED or not reference.peak or evidence.optimizer != reference.optimizer:
+        return None
+    baseline = Baseline(reference.peak, reference.global_batch)
+    compared = f"; the loss ended at {shown(losses[0])} instead of {shown(losses[1])}"
+    low = evidence.noise.low if evidence.noise is not None else None
+    if low:
+        shortfall = _shortfall(evidence, baseline, low)
+        if shortfall < SHORTFALL_WITH_REFERENCE:
+            return None
+        return _unadapted(evidence, baseline, low, shortfall, "high", compared)
+    if evidence.peak > UNCHANGED * reference.peak:
+        return None
+    return Finding(
+        "lr-not-adapted",
+        "medium",
+        f"the global batch grew {shown(growth)} times ({shown(reference.global_batch)} to "
+        f"{shown(evidence.global_batch)}) and the peak learning rate stayed at {shown(evidence.peak)}{compared}.",
+        _larger_rate(evidence, growth if evidence.proportional else growth**0.5, at_most=True),
+    )
+
+
+def _shortfall(evidence: Evidence, baseline: Baseline, noise: float) -> float:
+    """How many times larger the rate could be."""
+    allowed = gain(noise, baseline.global_batch, evidence.global_batch)
+    factor = evidence.peak / baseline.lr if baseline.lr else np.inf
+    return float((allowed if evidence.proportional else allowed**0.5) / factor) if factor else 1.0
+
+
+def _unadapted(
+    evidence: Evidence, baseline: Baseline, noise: float, shortfall: float, severity: str, compared: str
+) -> Finding:
+    allowed = gain(noise, baseline.global_batch, evidence.global_batch)
+    root = "" if evidence.proportional else f", {shown(allowed**0.5)} for {evidence.optimizer}"
+    return Finding(
+        "lr-not-adapted",
+        "high" if severity == "high" else "medium",
+        f"{evidence.workers} workers make the global batch {shown(evidence.global_batch)} and the noise scale of at "
+        f"least {shown(noise)} samples allows {shown(allowed)} times the rate of {shown(baseline.global_batch)} "
+        f"samples{root}, but the peak is {shown(evidence.peak)}, {shown(evidence.peak / baseline.lr)} times "
+        f"{shown(baseline.lr)}{compared}.",
+        _larger_rate(evidence, shortfall, at_most=False),
+    )
+
+
+def _larger_rate(evidence: Evidence, times: float, at_most: bool) -> str:
+    until = "up to " if at_most else ""
+    if evidence.watched:
+        return (
+            f"Set lr={until}{shown(evidence.peak * times)} in the optimizer, with a warm-up over the first tenth of "
+            f"the steps."
+        )
+    rule = "linear" if evidence.proportional else "sqrt"
+    peak = f"a peak of {until}{shown(evidence.peak * times)}"
+    return f"Use --recipe auto, or --lr-rule {rule} with --warmup-epochs 1 ({peak})."
+
+
+def schedule_too_fast(evidence: Evidence, reference: Evidence | None) -> Verdict:
+    """The schedule has run out long before training has, or runs faster or slower than the other run's."""
+    if len(evidence.rates) < 8 or not evidence.peak:
+        return None
+    if reference is not None and (found := _other_stretch(evidence, reference)):
+        return found
+    shares = np.array(evidence.rates) / evidence.peak
+    last = int(np.flatnonzero(shares > FLOOR)[-1])
+    idle = 1 - (last + 1) / len(shares)
+    if idle > LONGEST_FLOOR:
+        return _too_fast(
+            evidence,
+            f"the learning rate fell to {shown(evidence.rates[-1])}, under {FLOOR:.0%} of its peak "
+            f"{shown(evidence.peak)}, by step {last + 2} and stayed there for the last {idle:.0%} of {evidence.steps} "
+            f"steps.",
+            1 / max(1 - idle, 1e-9),
+        )
+    if bottom := _turn(shares):
+        return _too_fast(
+            evidence,
+            f"the learning rate fell to {shown(evidence.rates[bottom])} at step {bottom + 1} of {evidence.steps} and "
+            f"then rose slowly to {shown(max(evidence.rates[bottom:]))} again: its schedule had ended.",
+            len(shares) / (bottom + 1),
+        )
+    return None
+
+
+def _turn(shares: np.ndarray) -> int:
+    """Where the rate reached its floor before it rose again step by step; 0 if it never did. Restarts jump instead."""
+    bottoms = np.flatnonzero(shares < FLOOR)
+    peak = int(shares.argmax())
+    bottoms = bottoms[bottoms > peak]
+    if not len(bottoms) or shares[bottoms[0] :].max() < 0.3:
+        return 0
+    climb = np.diff(shares[bottoms[0] :])
+    return int(bottoms[0]) if climb.max() < 0.3 else 0
+
+
+def _too_fast(evidence: Evidence, sentence: str, times: float) -> Finding:
+    if evidence.watched:
+        fix = (
+            f"Call scheduler.step() once per optimizer.step() and give the scheduler the {evidence.steps} steps that "
+            f"are really taken (it ran about {times:.1f} times too fast for {evidence.workers} processes)."
+        )
+    else:
+        fix = "Choose --schedule and --epochs so that the rate falls over the whole run."
+    return Finding("schedule-too-fast", "high", sentence, fix)
+
+
+def _other_stretch(evidence: Evidence, reference: Evidence) -> Finding | None:
+    """The schedules of both runs, by where they have fallen by half."""
+    mine, other = _half(evidence.rates), _half(reference.rates)
+    if other is None:
+        return None
+    cut = f"{other:.0%} of {shown(reference.samples)} samples"
+    if mine is None or mine > STRETCH * other:
+        if mine is not None and mine * evidence.samples < STRETCH * other * reference.samples:
+            return None
+        when = "never had" if mine is None else f"only had after {mine:.0%} of {shown(evidence.samples)}"
+        return Finding(
+            "schedule-too-slow",
+            "medium",
+            f"the other run's learning rate had fallen to half its peak after {cut}, this one's {when}: a schedule "
+            f"counted in the other run's {reference.steps} steps ends late in {evidence.steps}.",
+            f"Count the schedule in samples, or give it the {evidence.steps} steps that this run takes.",
+        )
+    if STRETCH * mine < other and STRETCH * mine * evidence.samples < other * reference.samples:
+        return _too_fast(
+            evidence,
+            f"the learning rate had fallen to half its peak after {mine:.0%} of {shown(evidence.samples)} samples, in "
+            f"the other run after {cut}.",
+            other / mine,
+        )
+    return None
+
+
+def _half(rates: tuple[float, ...]) -> float | None:
+    """The share of the steps after which the rate is at most half its peak; None if it never is."""
+    curve = np.array(rates)
+    if len(curve) < 8 or not curve.max():
+        return None
+    after = np.flatnonzero(curve[int(curve.argmax()) :] <= curve.max() / 2)
+    return float((curve.argmax() + after[0]) / len(curve)) if len(after) else None
+
+
+def warm_up_missing(evidence: Evidence, reference: Evidence | None) -> Verdict:
+    """The loss jumps up in the first steps, at a rate that is at its peak from the start."""
+    losses = np.array(evidence.losses)
+    if not len(losses) or not np.isfinite(losses[0]):
+        return Unknown("no loss was seen; add watcher.loss(loss) to the loop") if evidence.watched else None
+    cold = evidence.peak and evidence.rates[0] >= COLD_START * evidence.peak
+    early = losses[: max(16, len(losses) // 4)]
+    early = early[np.isfinite(early)]
+    if len(early) < 4 or losses[0] <= 0 or not cold or not _spikes(early, SCATTERS * _scatter(losses)):
+        return None
+    step = int(early[1:].argmax()) + 2
+    rise = f"rose from {shown(losses[0])} to {shown(early.max())} at step {step}"
+    factor = f"{shown(evidence.rates[0])} from the first step on"
+    if evidence.watched:
+        warm = max(5, evidence.steps // 10)
+        fix = f"Warm up: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters={warm}), stepped once a step."
+    else:
+        fix = "Add --warmup-epochs 1, or more of them, or lower --lr."
+    return Finding("warm-up-missing", "high", f"the loss {rise}, with the learning rate at {factor}.", fix)
+
+
+def _spikes(losses: np.ndarray, scatter: float) -> bool:
+    """Whether the loss rises well above its start, or back to it; by medians of three, since one step is no spike."""
+    start = losses[0]
+    middle = np.median(np.stack([losses[1:-2], losses[2:-1], losses[3:]]), axis=0)
+    lowest = np.minimum.accumulate(middle)
+    fell = (lowest <= FALLEN * start) & (start - lowest > scatter)
+    return bool((middle >= max(SPIKE * start, start + scatter)).any() or (fell & (middle >= BACK * start)).any())
+
+
+def _scatter(losses: np.ndarray) -> float:
+    """How much the loss varies from step to step late in the run."""
+    late = losses[len(losses) // 2 :]
+    late = late[np.isfinite(late)]
+    return float(np.median(np.abs(np.diff(late)))) if len(late) > 3 else 0.0

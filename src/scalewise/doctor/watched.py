@@ -1,0 +1,96 @@
+"""Evidence from what `sw.watch` saw on every process."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from scalewise.doctor.evidence import BatchNorm, Evidence
+from scalewise.noise import NoiseEstimate, NoiseScale
+from scalewise.observations import Watched, WatchedStep
+
+
+def from_watched(name: str, processes: list[Watched]) -> Evidence:
+    """What the files of all processes say together."""
+    first = processes[0]
+    steps = first.steps
+    return Evidence(
+        name=name,
+        workers=first.process.processes,
+        worker_batch=_typical([sum(step.samples) for one in processes for step in one.steps]),
+        steps=len(steps),
+        optimizer=first.process.optimizer.lower(),
+        rates=tuple(step.lr for step in steps),
+        losses=_losses(processes),
+        noise=_noise(processes),
+        batch_norm=_batch_norm(processes),
+        non_finite=tuple(sorted({step.step for one in processes for step in one.steps if _is_wild(step)})),
+        processes=tuple(processes),
+    )
+
+
+def _typical(values: list[int]) -> float:
+    return float(np.median(values)) if values else 0.0
+
+
+def _is_wild(step: WatchedStep) -> bool:
+    return not step.loss_finite or step.gradient_finite is False
+
+
+def _losses(processes: list[Watched]) -> tuple[float, ...]:
+    """The mean over processes, step by step."""
+    columns = [[math.nan if step.loss is None else step.loss for step in one.steps] for one in processes]
+    length = min(map(len, columns))
+    return tuple(np.mean([column[:length] for column in columns], axis=0).tolist()) if length else ()
+
+
+def _noise(processes: list[Watched]) -> NoiseEstimate | None:
+    """The noise scale, from the gradient of the first micro batch and that of the whole step.
+
+    The first micro batch stands for all of a step, being one of them at random. It is seen process by process before
+    DistributedDataParallel averages, else after the sum over shards, where several micro batches are needed. Nothing
+    is known where processes average their gradients in a way that cannot be seen.
+    """
+    first = processes[0].process
+    if len(processes) < first.processes or (first.processes > 1 and not (first.reduces or first.sharded)):
+        return None
+    tables = [{step.step: step for step in one.steps if step.first_square is not None} for one in processes]
+    scale = NoiseScale()
+    for number in sorted(set.intersection(*map(set, tables))):
+        rows = [table[number] for table in tables]
+        micro_batches = len(rows[0].samples)
+        squares = [row.first_square or 0.0 for row in rows]
+        samples = [row.samples[0] for row in rows]
+        whole = square(rows, first.sharded) / micro_batches**2
+        if first.sharded and micro_batches > 1:
+            scale.observe(sum(squares), whole, micro_batches, sum(samples))
+        elif not first.sharded and len(rows) * micro_batches > 1:
+            scale.observe(float(np.mean(squares)), whole, len(rows) * micro_batches, float(np.mean(samples)))
+    estimate = scale.estimate()
+    return estimate if estimate.value is not None or estimate.low is not None else None
+
+
+def square(rows: list[WatchedStep], sharded: bool) -> float:
+    """‖gradient‖² of one step: the sum of the processes' parts, or what any of them has."""
+    squares = [math.nan if row.square is None else row.square for row in rows]
+    return sum(squares) if sharded else squares[0]
+
+
+def _batch_norm(processes: list[Watched]) -> BatchNorm | None:
+    first = processes[0]
+    if not first.process.batch_norm_layers:
+        return None
+    group = _typical([samples for one in processes for step in one.steps for samples in step.samples])
+    if first.process.batch_norm_synchronised:
+        group *= first.process.processes
+    seen = [step for step in first.steps if step.statistics_gap is not None]
+    batches = [step.statistics_batches for step in first.steps if step.statistics_batches is not None]
+    taken = sum(len(step.samples) for step in first.steps)
+    return BatchNorm(
+        first.process.batch_norm_layers,
+        group,
+        first.process.batch_norm_momentum,
+        max(taken, batches[-1] if batches else 0),
+        seen[-1].statistics_gap if seen else None,
+    )

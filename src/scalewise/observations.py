@@ -1,0 +1,154 @@
+"""What `sw.watch` writes, a file per process: who is watched, then one JSON object a step.
+
+Numbers that cost something are taken on some steps only and are None on the others.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from scalewise.errors import RunFolderError
+from scalewise.records import finite, read
+
+_FILE = re.compile(r"process-(\d+)\.jsonl")
+
+
+@dataclass(frozen=True)
+class WatchedProcess:
+    """A process, its model and its optimizer.
+
+    reduces: whether gradients are averaged over processes where the watcher can see it (DistributedDataParallel).
+    sharded: whether each process holds a part of the parameters (FSDP2), so that squared norms add up over processes.
+    batch_norm_momentum: the smallest, as torch defines it; None without batch norm, or where it averages all batches.
+    """
+
+    kind: ClassVar[str] = "process"
+    process: int
+    processes: int
+    optimizer: str
+    parameters: int
+    reduces: bool = False
+    sharded: bool = False
+    batch_norm_layers: int = 0
+    batch_norm_momentum: float | None = None
+    batch_norm_synchronised: bool = False
+
+
+@dataclass(frozen=True)
+class WatchedStep:
+    """One call of the optimizer's step, as seen by one process.
+
+    samples: per micro batch, i.e. per forward pass in training mode.
+    inputs: one 32-bit fingerprint a sample, packed by `pack`.
+    first_square: ‖gradient of this process's first micro batch‖², before any averaging over processes.
+    square: ‖gradient‖² after the last backward pass, before clipping; under FSDP2 this process's part of it.
+    averaging: per micro batch, (positions with a gradient at the model's output, sum of its absolute values).
+    top_label: how many samples of the micro batches seen have the commonest label, that label, and of how many.
+    weights: some weights after the step; weight_norm: the norm of all of them.
+    statistics_gap: how far batch-norm's running statistics are from this micro batch's (see watching/statistics.py).
+    """
+
+    kind: ClassVar[str] = "step"
+    step: int
+    lr: float
+    samples: list[int]
+    seconds: float
+    inputs: str | None = None
+    loss: float | None = None
+    loss_finite: bool = True
+    first_square: float | None = None
+    square: float | None = None
+    gradient_finite: bool | None = None
+    averaging: list[list[float]] | None = None
+    top_label: list[int] | None = None
+    weights: list[float] | None = None
+    weight_norm: float | None = None
+    statistics_gap: float | None = None
+    statistics_batches: int | None = None
+
+
+@dataclass(frozen=True)
+class WatchedLabels:
+    """How many samples of each label a process has seen on the steps looked at."""
+
+    kind: ClassVar[str] = "labels"
+    counts: list[int]
+
+
+Observation = WatchedProcess | WatchedStep | WatchedLabels
+_Kind = TypeVar("_Kind", WatchedProcess, WatchedStep, WatchedLabels)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Everything that one process wrote."""
+
+    process: WatchedProcess
+    steps: list[WatchedStep]
+    labels: list[int]
+
+
+def line(observation: Observation) -> str:
+    """One observation as one line of JSON, without what was not looked at."""
+    known = {name: value for name, value in asdict(observation).items() if value is not None}
+    return json.dumps(finite({"kind": observation.kind, **known}), allow_nan=False)
+
+
+def file_of(folder: Path, process: int) -> Path:
+    """Where a process writes."""
+    return folder / f"process-{process}.jsonl"
+
+
+def is_watched(folder: Path) -> bool:
+    """Whether a folder was written by `sw.watch`."""
+    return file_of(folder, 0).is_file()
+
+
+def read_folder(folder: Path) -> list[Watched]:
+    """What every process of the newest job wrote, in order; files of an earlier, larger job are left out."""
+    first = _read_file(file_of(folder, 0))
+    others = [
+        _read_file(path)
+        for path in folder.iterdir()
+        if (match := _FILE.fullmatch(path.name)) and 0 < int(match[1]) < first.process.processes
+    ]
+    return [first, *sorted(others, key=lambda one: one.process.process)]
+
+
+def _read_file(path: Path) -> Watched:
+    lines = list(read(path))
+    try:
+        process = _made(WatchedProcess, lines[0])
+        steps = [_made(WatchedStep, one) for one in lines if one["kind"] == "step"]
+        labels = [_made(WatchedLabels, one).counts for one in lines if one["kind"] == "labels"]
+    except (IndexError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{path} must hold what sw.watch writes, got something else ({error!r}); watch the run anew"
+        ) from None
+    return Watched(process, steps, labels[-1] if labels else [])
+
+
+def _made(kind: type[_Kind], values: dict[str, Any]) -> _Kind:
+    known = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in values.items() if name in known})
+
+
+def pack(fingerprints: np.ndarray) -> str:
+    """32-bit fingerprints as text.
+
+    >>> unpack(pack(np.array([7, 2**32 - 1]))).tolist()
+    [7, 4294967295]
+    """
+    return base64.b64encode(fingerprints.astype("<u4").tobytes()).decode("ascii")
+
+
+def unpack(text: str) -> np.ndarray:
+    """What `pack` was given."""
+    return np.frombuffer(base64.b64decode(text), dtype="<u4")

@@ -1,0 +1,1 @@
+"""Watching anyone's own training loop, for `scalewise doctor`: hooks that see, and never change, what happens."""

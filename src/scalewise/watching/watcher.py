@@ -1,0 +1,277 @@
+"""`sw.watch`: see a training loop through hooks, and write down what `scalewise doctor` needs."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from scalewise.doctor.diagnose import diagnose_folder
+from scalewise.doctor.evidence import Finding
+from scalewise.errors import UsageError
+from scalewise.observations import WatchedLabels, line
+from scalewise.watching.files import describe, open_file
+from scalewise.watching.gradients import norm, output_gradient, square_of
+from scalewise.watching.inputs import fingerprints, tensors_of
+from scalewise.watching.statistics import batch_norm_layers, gap
+from scalewise.watching.steps import OpenStep, observed
+from scalewise.watching.weights import WeightSample
+
+BUDGET = 0.01  # share of a step's time that looking closely may take: half of what is promised
+DETAILED_STEPS = 32  # at the start, looked at closely in any case
+LONGEST_INTERVAL = 64
+DEEP_INTERVAL = 64
+LINES = 64  # that are written at a time
+ALL_INPUTS = (
+    100_000  # samples a process; after them only the first few of every step, to see whether their order repeats
+)
+HEAD = 8
+
+
+def watch(model: nn.Module, optimizer: Optimizer, out: str | os.PathLike[str] = "watch", every: int = 1) -> Watcher:
+    """Watch a training loop; `scalewise doctor <out>` then says what is wrong with it.
+
+    >>> watcher = watch(model, optimizer)  # doctest: +SKIP
+
+    Arguments:
+        model: the model that the loop calls: wrapped in DistributedDataParallel, sharded by fully_shard, or plain.
+        optimizer: whose step() ends a step; several backward passes before it are micro batches.
+        out: a folder; each process writes its own file there.
+        every: look closely at most at every so many steps; it is made longer to stay within 1 % of a step's time.
+    """
+    inner: object = optimizer
+    while not isinstance(inner, Optimizer) or not hasattr(inner, "_optimizer_step_pre_hooks"):
+        if not hasattr(inner, "optimizer"):  # where other tools keep the optimizer that they wrap
+            raise UsageError(
+                f"sw.watch needs a model and its torch.optim.Optimizer, got a {type(optimizer).__name__}; pass the "
+                f"optimizer whose step() the loop calls"
+            )
+        inner = inner.optimizer
+    return Watcher(model, inner, Path(out), every)
+
+
+def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook that never ends somebody's training: on an error watching stops with a warning. Its time is counted."""
+
+    @functools.wraps(hook)
+    def guarded(self: Watcher, *arguments: object) -> None:
+        if self.closed:
+            return
+        began = time.perf_counter()
+        try:
+            hook(self, *arguments)
+        except Exception as error:  # whatever a model or an optimizer may be
+            warnings.warn(f"sw.watch stopped watching: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+            self._stop()  # the hooks stay, idle: one cannot be removed while they are being called
+        self._now.spent += time.perf_counter() - began
+
+    return guarded
+
+
+class Watcher:
+    """Hooks on one model and one optimizer; use it as a context manager, or leave it until the program ends."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, out: Path, every: int) -> None:
+        self.out = out
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._layers = batch_norm_layers(model)
+        self._every = self._interval = max(1, every)
+        self._step = 0  # steps that have ended
+        self._now = OpenStep()
+        self._waiting: list[tuple[int, OpenStep]] = []
+        self._inputs_seen = 0
+        self._labels: Tensor | None = None
+        self._cost, self._step_seconds, self._ended_at = 0.0, 0.0, time.perf_counter()
+        self._during_backward: list[RemovableHandle] = []
+        self._during_forward: list[RemovableHandle] = []
+        self.process = describe(model, optimizer, self._layers)
+        self._weights = WeightSample(model)
+        self._file = open_file(out, self.process.process)
+        self._file.write(line(self.process) + "\n")
+        self._file.flush()
+        self._handles = [
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            model.register_forward_hook(self._after_forward),
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        self.closed = False
+        self.spent_seconds = 0.0  # by the hooks, on the newest step
+        atexit.register(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def loss(self, loss: Tensor) -> None:
+        """Note the loss of a micro batch, as backward() is called on it, unless the model itself returns it."""
+        if not self.closed and isinstance(loss, Tensor):
+            self._now.losses.append(loss.detach())
+
+    def findings(self) -> list[Finding]:
+        """What doctor says so far, from what all processes have written."""
+        self._flush()
+        return diagnose_folder(self.out).findings
+
+    def close(self) -> None:
+        """Remove the hooks and write what is left."""
+        self._stop()
+        for handles in (self._handles, self._during_backward, self._during_forward):
+            self._unhook(handles)
+        atexit.unregister(self.close)
+
+    def _stop(self) -> None:
+        """Write what is left, and see nothing more."""
+        if self.closed:
+            return
+        self.closed = True
+        with contextlib.suppress(OSError, RuntimeError):
+            self._flush()
+            if self._labels is not None:
+                self._file.write(line(WatchedLabels(self._labels.tolist())) + "\n")
+            self._file.close()
+
+    @staticmethod
+    def _unhook(handles: list[RemovableHandle]) -> None:
+        for handle in handles:
+            handle.remove()
+        handles.clear()
+
+    @property
+    def _detailed(self) -> bool:
+        """Whether the step that is under way is looked at closely."""
+        number = self._step
+        return number % self._interval == 0 or (number < DETAILED_STEPS and number % self._every == 0)
+
+    @property
+    def _deep(self) -> bool:
+        """Whether weights and batch-norm statistics are looked at: at powers of two, then every 64 steps."""
+        number = self._step + 1
+        return number % DEEP_INTERVAL == 0 or (number < DEEP_INTERVAL and number & (number - 1) == 0)
+
+    @_harmless
+    def _before_forward(self, model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not (model.training and torch.is_grad_enabled()):
+            return
+        thrown_away = not self.process.sharded and all(parameter.grad is None for parameter in self._parameters)
+        if self._now.squares and thrown_away:  # without a step, as a gradient scaler does
+            self._now = OpenStep()
+        tensors = tensors_of((arguments, named))
+        if not tensors:
+            return
+        first = not self._now.samples
+        self._now.samples.append(len(tensors[0]))
+        self._now.inputs.append(self._fingerprints(tensors))
+        if first and self._detailed and self.process.reduces:
+            self._during_backward += [
+                parameter.register_post_accumulate_grad_hook(self._local_gradient) for parameter in self._parameters
+            ]
+        if first and self._deep:
+            self._during_forward += [
+                layer.register_forward_pre_hook(self._through_batch_norm) for layer in self._layers
+            ]
+
+    def _fingerprints(self, tensors: list[Tensor]) -> Tensor:
+        if self._inputs_seen > ALL_INPUTS:
+            tensors = [tensor[:HEAD] for tensor in tensors]
+        self._inputs_seen += len(tensors[0])
+        return fingerprints(tensors)
+
+    @_harmless
+    def _through_batch_norm(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self._now.gaps.append(gap(layer, arguments[0]))  # type: ignore[arg-type]
+
+    @_harmless
+    def _after_forward(self, model: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
+        self._unhook(self._during_forward)
+        if not (self._now.samples and torch.is_grad_enabled()):
+            return
+        if (loss := _loss_in(output)) is not None:
+            self._now.losses.append(loss.detach())
+        if not self._detailed:
+            return
+        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if leaves:
+            widest = next((leaf for leaf in leaves if leaf.ndim), leaves[0])
+            widest.register_hook(self._at_output)
+
+    @_harmless
+    def _at_output(self, gradient: Tensor) -> None:
+        if gradient.ndim:
+            found = output_gradient(gradient)
+            self._now.outputs.append(found)
+            if found.labels is not None:
+                self._labels = found.labels.clone() if self._labels is None else self._labels + found.labels
+        # A callback of a callback comes after those that average gradients over processes.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: engine.queue_callback(self._after_backward))
+
+    @_harmless
+    def _local_gradient(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self._now.local_norms.append(norm(parameter.grad))
+
+    @_harmless
+    def _after_backward(self) -> None:
+        self._unhook(self._during_backward)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        self._now.squares.append(square_of(gradients, self.process.processes, self.process.sharded))
+
+    @_harmless
+    def _before_step(self, optimizer: Optimizer, *arguments: object) -> None:
+        self._now.lr = max(float(group["lr"]) for group in optimizer.param_groups)
+
+    @_harmless
+    def _after_step(self, *arguments: object) -> None:
+        if self._deep and self._weights.possible and not self.process.sharded:
+            self._now.weights = self._weights.take()
+        self._unhook(self._during_backward)
+        self._waiting.append((self._step + 1, self._now))
+        if len(self._waiting) >= LINES:
+            self._flush()
+        ended = time.perf_counter()
+        self._now.seconds = ended - self._ended_at
+        self.spent_seconds = self._now.spent
+        self._keep_within_budget(self._now)
+        self._step += 1
+        self._now = OpenStep()
+        self._ended_at = time.perf_counter()
+
+    def _keep_within_budget(self, done: OpenStep) -> None:
+        """Look closely less often where it takes more than its share; powers of two, so that processes meet."""
+        blend = 0.2 if self._step else 1.0
+        self._step_seconds += blend * (done.seconds - done.spent - self._step_seconds)
+        if done.squares and not done.weights:
+            self._cost += (0.2 if self._cost else 1.0) * (done.spent - self._cost)
+            wanted = self._cost / max(BUDGET * self._step_seconds, 1e-9)
+            longer = 2 ** math.ceil(math.log2(max(1.0, wanted)))
+            self._interval = max(self._every, min(LONGEST_INTERVAL, longer))
+
+    def _flush(self) -> None:
+        if self._file.closed:
+            return
+        for number, seen in self._waiting:
+            self._file.write(line(observed(number, seen, self._layers)) + "\n")
+        self._waiting.clear()
+        self._file.flush()
+
+
+def _loss_in(output: object) -> Tensor | None:
+    """The loss, of a model that returns it: alone, as output["loss"] or as output.loss."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    return found if isinstance(found, Tensor) and not found.ndim and found.requires_grad else None

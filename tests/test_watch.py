@@ -1,0 +1,259 @@
+"""`sw.watch`: it finds what is wrong in plain scripts of two processes, sees right, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import scalewise as sw
+from conftest import environment
+from scalewise.doctor.diagnose import diagnose_folder
+from scalewise.doctor.evidence import Finding
+from scalewise.doctor.runs import read_run
+from scalewise.doctor.watched import square
+from scalewise.observations import read_folder, unpack
+
+JOB = Path(__file__).parent / "jobs" / "watched.py"
+HEALTHY = [
+    "healthy", "healthy-adam-norm", "healthy-cosine", "healthy-accumulated", "healthy-uneven", "healthy-tokens",
+    "healthy-fsdp",
+]  # fmt: skip
+PLANTED = {
+    "same-data": "same-data",
+    "overlapping-shards": "overlapping-shards",
+    "unshuffled-epochs": "unshuffled",
+    "unshuffled-labels": "unshuffled",
+    "unshuffled-shards": "unshuffled",
+    "wrong-averaging": "wrong-averaging",
+    "wrong-averaging-tokens": "wrong-averaging",
+    "replicas-drifted": "replicas-drifted",
+    "replicas-drifted-alone": "replicas-drifted",
+    "schedule-too-fast": "schedule-too-fast",
+    "schedule-too-fast-floor": "schedule-too-fast",
+    "warm-up-missing": "warm-up-missing",
+    "non-finite": "non-finite",
+    "worker-batch-too-small": "worker-batch-too-small",
+    "statistics-lag": "statistics-lag",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All scripts, run once in one job of two processes; the single-worker one beside them."""
+    out = tmp_path_factory.mktemp("watched")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    plants = [*HEALTHY, *PLANTED, "unwatched", "lr-not-adapted"]
+    for command in ([*launcher, JOB, out, *plants], [sys.executable, JOB, out, "single"]):
+        words = [str(word) for word in command]
+        done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+    return out
+
+
+def causes(findings: list[Finding]) -> list[str]:
+    return [finding.cause for finding in findings]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_found_in_a_healthy_script(folder, name):
+    assert diagnose_folder(folder / name).findings == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_planted_cause_is_found(folder, name):
+    found = causes(diagnose_folder(folder / name).findings)
+    allowed = {PLANTED[name], "non-finite"} if name == "warm-up-missing" else {PLANTED[name]}
+    assert PLANTED[name] in found
+    assert set(found) <= allowed
+
+
+def test_a_rate_that_was_not_adapted_is_found_beside_the_single_worker(folder):
+    assert diagnose_folder(folder / "lr-not-adapted").findings == []
+    found = diagnose_folder(folder / "lr-not-adapted", folder / "single").findings
+    assert causes(found) == ["lr-not-adapted"]
+    assert found[0].severity == "high"
+    assert diagnose_folder(folder / "single", folder / "single").findings == []
+
+
+def test_the_weights_are_the_same_bytes_with_and_without_watching(folder):
+    for process in (0, 1):
+        watched, plain = (
+            json.loads((folder / name / f"check-{process}.json").read_text()) for name in ("healthy", "unwatched")
+        )
+        assert watched == plain
+
+
+@pytest.mark.parametrize("name", ["healthy", "healthy-accumulated", "healthy-fsdp"])
+def test_gradient_norms_are_those_of_the_whole_gradient(folder, name):
+    norms = json.loads((folder / name / "check-0.json").read_text())["norms"]
+    processes = read_folder(folder / name)
+    seen = 0
+    for number, norm in enumerate(norms):
+        rows = [one.steps[number] for one in processes]
+        if all(row.square is not None for row in rows):
+            assert math.sqrt(square(rows, name == "healthy-fsdp")) == pytest.approx(norm, rel=1e-5)
+            seen += 1
+    assert seen >= 8
+
+
+def test_the_noise_scale_agrees_between_processes_micro_batches_and_shards(folder):
+    estimates = [read_run(folder / name).noise for name in ("healthy", "healthy-accumulated", "healthy-fsdp")]
+    assert max(one.low for one in estimates) < min(one.high for one in estimates)
+
+
+def test_samples_per_step_are_those_of_all_micro_batches(folder):
+    run = read_run(folder / "healthy-accumulated")
+    assert (run.workers, run.worker_batch, run.steps) == (2, 16, 64)
+    assert read_folder(folder / "healthy-accumulated")[1].steps[0].samples == [8, 8]
+
+
+def model_and_optimizer(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3))
+    return model, torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, micro_batches: int = 1) -> list[float]:
+    """A plain loop; the squared norms of its first micro batches' gradients."""
+    squares = []
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for number in range(micro_batches):
+            x = torch.randn(5, 6, generator=generator)
+            F.cross_entropy(model(x), (x.sum(1) > 0).long()).backward()
+            if not number:
+                squares.append(sum(float(p.grad.square().sum()) for p in model.parameters()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return squares
+
+
+def test_one_process_with_micro_batches(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with sw.watch(model, optimizer, tmp_path / "w") as watcher:
+        squares = train(model, optimizer, 6, micro_batches=4)
+        assert watcher.findings() == []
+    steps = read_folder(tmp_path / "w")[0].steps
+    assert [step.first_square for step in steps] == pytest.approx(squares, rel=1e-5)
+    assert [step.samples for step in steps] == [[5, 5, 5, 5]] * 6
+    assert len(unpack(steps[0].inputs)) == 20
+
+
+def test_neither_weights_nor_random_numbers_are_touched(tmp_path):
+    ends = []
+    for watched in (False, True):
+        model, optimizer = model_and_optimizer()
+        watcher = sw.watch(model, optimizer, tmp_path / "w") if watched else None
+        train(model, optimizer, 70)
+        if watcher is not None:
+            watcher.close()
+        ends.append([*[p.detach().clone() for p in model.parameters()], torch.rand(3)])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_hooks_are_gone_after_the_end(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with sw.watch(model, optimizer, tmp_path / "w"):
+        train(model, optimizer, 2)
+    train(model, optimizer, 2)
+    assert len(read_folder(tmp_path / "w")[0].steps) == 2
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_evaluation_and_thrown_away_gradients_are_no_part_of_a_step(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with sw.watch(model, optimizer, tmp_path / "w"):
+        with torch.no_grad():
+            model(torch.rand(9, 6))
+        model(torch.rand(7, 6)).sum().backward()
+        optimizer.zero_grad()  # as a gradient scaler does after an overflow
+        train(model, optimizer, 1)
+    assert [step.samples for step in read_folder(tmp_path / "w")[0].steps] == [[5]]
+
+
+def test_an_error_of_the_watcher_ends_watching_and_not_training(tmp_path):
+    model, optimizer = model_and_optimizer()
+    watcher = sw.watch(model, optimizer, tmp_path / "w")
+    optimizer.param_groups[0]["lr"] = "a tenth"
+    optimizer.register_step_pre_hook(lambda *_: optimizer.param_groups[0].update(lr=0.1))
+    with pytest.warns(RuntimeWarning, match="sw.watch stopped watching: ValueError"):
+        train(model, optimizer, 1)
+    assert watcher.closed
+    train(model, optimizer, 2)
+    watcher.close()
+    assert not model._forward_hooks
+
+
+def test_a_wrapped_optimizer_is_watched_and_anything_else_refused(tmp_path):
+    class Wrapper:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+    model, optimizer = model_and_optimizer()
+    with sw.watch(model, Wrapper(optimizer), tmp_path / "w"):
+        train(model, optimizer, 1)
+    assert len(read_folder(tmp_path / "w")[0].steps) == 1
+    with pytest.raises(sw.ScalewiseError, match=r"needs a model and its torch\.optim\.Optimizer, got a Linear"):
+        sw.watch(model, nn.Linear(2, 2))
+
+
+def test_half_precision_gradients_and_models_that_return_their_loss(tmp_path):
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(6, 3, dtype=torch.bfloat16)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.dense(x)
+            return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+    model = WithLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with sw.watch(model, optimizer, tmp_path / "w"):
+        for _ in range(3):
+            model(x=torch.rand(4, 6, dtype=torch.bfloat16), labels=torch.tensor([0, 1, 1, 2]))["loss"].backward()
+            square = sum(float(p.grad.double().square().sum()) for p in model.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+    step = read_folder(tmp_path / "w")[0].steps[-1]
+    assert step.square == pytest.approx(square, rel=1e-5)
+    assert (step.top_label, step.samples) == ([2, 1, 4], [4])
+    assert 0.5 < step.loss < 2
+
+
+def test_an_earlier_file_is_set_aside(tmp_path):
+    for steps in (3, 2):
+        model, optimizer = model_and_optimizer()
+        with sw.watch(model, optimizer, tmp_path / "w"):
+            train(model, optimizer, steps)
+    assert len(read_folder(tmp_path / "w")[0].steps) == 2
+    assert len((tmp_path / "w" / "process-0.earlier.jsonl").read_text().splitlines()) == 5
+
+
+def test_looking_closely_is_kept_within_its_share(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with sw.watch(model, optimizer, tmp_path / "w"):
+        train(model, optimizer, 200)  # steps far shorter than a look
+    looked = np.array([step.square is not None for step in read_folder(tmp_path / "w")[0].steps])
+    assert looked[:32].all()
+    assert looked[40:].mean() < 0.1
+
+
+def test_a_file_of_something_else_is_named(tmp_path, scalewise):
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "process-0.jsonl").write_text('{"kind": "nothing"}\n')
+    outcome = scalewise("doctor", "w")
+    assert outcome.code == 2
+    assert "must hold what sw.watch writes" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
