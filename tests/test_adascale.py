@@ -33,8 +33,8 @@ def test_the_gain_lies_between_one_and_the_workers(noise, signal, expected):
 def test_averages_have_no_start_up_bias_and_skip_what_is_not_finite():
     average = GainAverage()
     for _ in range(5):
-        average.observe(signal=2.0, noise=3.0, workers=8)
-    average.observe(signal=float("nan"), noise=1.0, workers=8)
+        average.observe(signal=2.0, noise=3.0, decay=0.9)
+    average.observe(signal=float("nan"), noise=1.0, decay=0.9)
     assert (average.signal, average.noise, average.steps) == (pytest.approx(2.0), pytest.approx(3.0), 5)
 
 

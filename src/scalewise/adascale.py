@@ -13,7 +13,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-MEMORY_STEPS = 1000  # the averages forget over so many single-worker steps
+MEMORY_STEPS = 1000  # the averages forget over so many single-worker steps (the paper's θ = 1 − S ÷ 1000) …
+MEMORY_SHARE = 0.1  # … but over no more than this share of a short training, whose first gradients are the largest …
+LEAST_MEMORY_STEPS = 20.0  # … and never over fewer steps: the ratio of two noisy averages would be noise itself
+
+
+def decay(workers: int, single_steps: int) -> float:
+    """The weight θ that the averages keep in a step.
+
+    >>> decay(workers=8, single_steps=39_100), decay(workers=32, single_steps=450)
+    (0.992, 0.95)
+    """
+    memory = min(MEMORY_STEPS, MEMORY_SHARE * single_steps) / workers
+    return 1.0 - 1.0 / max(memory, LEAST_MEMORY_STEPS)
 
 
 def gain(noise: float, signal: float, workers: int, worker_batch: int) -> float:
@@ -40,12 +52,11 @@ class GainAverage:
     signal: float = 0.0
     steps: int = 0
 
-    def observe(self, signal: float, noise: float, workers: int) -> None:
+    def observe(self, signal: float, noise: float, decay: float) -> None:
         """Take one step's unbiased |G|² and trΣ; steps that are not finite are skipped."""
         if not (math.isfinite(signal) and math.isfinite(noise)):
             return
         self.steps += 1
-        decay = max(1.0 - workers / MEMORY_STEPS, 0.0)
         weight = (1.0 - decay) / (1.0 - decay**self.steps)
         self.noise += weight * (noise - self.noise)
         self.signal += weight * (signal - self.signal)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from scalewise import schedules
-from scalewise.adascale import GainAverage, gain
+from scalewise.adascale import GainAverage, decay, gain
 from scalewise.engine.strategy import StepNumbers
 from scalewise.noise import signal_and_noise
 from scalewise.recipe import ADAPTIVE, Recipe
@@ -40,6 +40,7 @@ class Pace:
         self._recipe, self._samples, self._cuts = recipe, samples, cuts
         self._schedule = schedules.build(recipe, samples)
         self._adapts = recipe.lr_rule == "adascale"
+        self._decay = decay(recipe.workers, recipe.total_steps(samples))
         single = recipe.total_steps(samples) * recipe.worker_batch
         self.total = float(single if self._adapts else cuts.start(cuts.total_steps))
 
@@ -77,6 +78,6 @@ class Pace:
             mean_square, float(numbers.squared_norm), groups, recipe.rows, population=self._samples
         )
         average = GainAverage(progress.gain_noise, progress.gain_signal, progress.gain_steps)
-        average.observe(signal, noise, recipe.workers)
+        average.observe(signal, noise, self._decay)
         progress.gain_noise, progress.gain_signal, progress.gain_steps = average.noise, average.signal, average.steps
         return gain(average.noise, average.signal, recipe.workers, recipe.worker_batch)
