@@ -85,8 +85,7 @@ def compare(
     seeds: int | None
         Runs of every row, with seeds 0, 1, …; 5 by default.
     rows: str | None
-        Out of single, naive, batch-norm, lr-scaled, warm-up, lars, lamb, adascale, auto; by default all, with several
-        worker counts naive,auto.
+        Of single,naive,batch-norm,lr-scaled,warm-up,lars,lamb,adascale,auto; all, or naive,auto with several counts.
     set: list[str] | None
         name=value for the task's function; may be repeated.
     tune: int | None
