@@ -14,6 +14,7 @@ from torch.optim.optimizer import ParamsT
 from scalewise.errors import RecipeError
 from scalewise.optim.norms import Vector, kind
 
+BATCH = 1 << 19  # elements that are taken together on a CPU, if there are several layers in them
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Group = dict[str, Any]  # torch's parameter groups: the parameters and their options
 
@@ -31,8 +32,9 @@ class Member(NamedTuple):
 class LayerWise(Optimizer):
     """An optimizer whose step length is chosen per parameter, from norms.
 
-    On a CPU parameters are updated one after the other, so that what one needs stays in the cache. Elsewhere, and for
-    DTensors, the parameters of a kind go through torch's foreach kernels together, with one exchange of norms.
+    On a CPU parameters are updated in small batches: few enough that what they need stays in the cache, and enough that
+    the same code runs several times in a row, since code is cold after every long vector (docs/log.md). Elsewhere, and
+    for DTensors, all parameters of a kind go through torch's foreach kernels, with one exchange of norms.
     """
 
     def __init__(self, parameters: ParamsT, options: dict[str, Any]) -> None:
@@ -59,16 +61,18 @@ class LayerWise(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            one_by_one: list[Member] = []
+            plain: list[Member] = []
             together: dict[tuple[object, ...], list[Member]] = {}
             for member in self._members(group):
                 if _is_plain(member.weight, member.gradient):
-                    one_by_one.append(member)
+                    plain.append(member)
                 else:
                     key = (*kind(member.weight), member.adapts, member.decay)
                     together.setdefault(key, []).append(member)
-            if one_by_one:
-                self._update_one_by_one(group, one_by_one)
+            for batch in _batches([member for member in plain if member.adapts]):
+                self._update_batch(group, batch)
+            for members in _by_decay([member for member in plain if not member.adapts]):
+                self._update_plainly(group, members)
             for members in together.values():
                 self._update_together(group, members)
         return loss
@@ -98,11 +102,34 @@ class LayerWise(Optimizer):
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
 
-    def _update_one_by_one(self, group: Group, members: list[Member]) -> None:
+    def _update_batch(self, group: Group, members: list[Member]) -> None:
+        raise NotImplementedError
+
+    def _update_plainly(self, group: Group, members: list[Member]) -> None:
         raise NotImplementedError
 
     def _update_together(self, group: Group, members: list[Member]) -> None:
         raise NotImplementedError
+
+
+def _batches(members: list[Member]) -> Iterator[list[Member]]:
+    """Neighbours with the same dtype, up to about BATCH elements; longer ones alone."""
+    batch: list[Member] = []
+    elements = 0
+    for member in members:
+        size = member.weight.numel()
+        if batch and (elements + size > BATCH or member.weight.dtype != batch[0].weight.dtype):
+            yield batch
+            batch, elements = [], 0
+        batch.append(member)
+        elements += size
+    if batch:
+        yield batch
+
+
+def _by_decay(members: list[Member]) -> list[list[Member]]:
+    decays = sorted({member.decay for member in members})
+    return [[member for member in members if member.decay == decay] for decay in decays]
 
 
 def _is_plain(weight: Tensor, gradient: Tensor) -> bool:
