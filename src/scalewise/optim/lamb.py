@@ -26,7 +26,7 @@ class Memory:
     def like(self, vectors: list[Vector]) -> list[Vector]:
         """Vectors of the same lengths, with anything in them."""
         lengths = tuple([len(vector.array) for vector in vectors])
-        dtype = vectors[0].tensor.dtype
+        dtype = vectors[0].dtype
         if dtype != self._memory.dtype or sum(lengths) > self._memory.numel():
             self._memory = torch.empty(sum(lengths), dtype=dtype)
             self._views.clear()
@@ -88,7 +88,7 @@ class LAMB(LayerWise):
 
     def _update_batch(self, group: Group, members: list[Member]) -> None:
         lr, largest = float(group["lr"]), group["largest_ratio"]
-        vectors = [self._vector(member.weight) for member in members]
+        vectors = [member.vector for member in members if member.vector]
         directions = self._memory.like(vectors)
         for member, vector, direction in zip(members, vectors, directions, strict=True):
             count_step(member.state)

@@ -59,9 +59,9 @@ class LARS(LayerWise):
     def _update_batch(self, group: Group, members: list[Member]) -> None:
         """Each layer in one pass of torch's fused SGD, whose 1 − dampening is a factor of the gradient: the rate."""
         lr, momentum, trust = float(group["lr"]), group["momentum"], group["trust_coefficient"]
-        sizes = [norm(self._vector(member.weight).array) for member in members]
+        sizes = [norm(member.vector.array) for member in members if member.vector]
         lengths = [norm(memory(member.gradient)) for member in members]
-        for (weight, gradient, state, _, decay), size, length in zip(members, sizes, lengths, strict=True):
+        for (weight, gradient, state, _, _, decay), size, length in zip(members, sizes, lengths, strict=True):
             rate = local_rate(size, length, trust, decay)
             fused_sgd([weight], [gradient], [state["momentum_buffer"]], lr, momentum, decay, rate)
 
