@@ -133,11 +133,16 @@ def measure(makers: Mapping[str, tuple[str, Maker]], shapes: list[tuple[int, ...
     return measured
 
 
-def table(title: str, makers: Mapping[str, tuple[str, Maker]], cycles: int) -> Table:
+def table(
+    title: str,
+    makers: Mapping[str, tuple[str, Maker]],
+    cycles: int,
+    cases: Mapping[str, list[tuple[int, ...]]],
+) -> Table:
     """One optimizer and its baseline, in all cases."""
     rows = {name: what for name, (what, _) in makers.items()}
     found = {}
-    for case, shapes in CASES.items():
+    for case, shapes in cases.items():
         print(f"{title}: {case} …", file=sys.stderr, flush=True)
         found[case] = measure(makers, shapes, cycles)
     return Table(title, "", next(iter(makers)), rows, found)
@@ -148,13 +153,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=21, help="cycles that count (21)")
     parser.add_argument("--threads", type=int, default=1, help="computing threads (1)")
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("results"), help="where to write")
+    parser.add_argument("--quick", action="store_true", help="small parameters: does it work?")
     options = parser.parse_args()
     if options.rounds < 2 or options.threads < 1:
         parser.error(f"--rounds must be at least 2 and --threads at least 1, got {options.rounds}, {options.threads}")
     torch.set_num_threads(options.threads)
-    command = f"python benchmarks/optimizers.py --rounds {options.rounds} --threads {options.threads}"
+    cases = {"quick": layers(20_000, 8)} if options.quick else CASES
+    quick = " --quick" if options.quick else ""
+    command = f"python benchmarks/optimizers.py --rounds {options.rounds} --threads {options.threads}{quick}"
     under = conditions(command, options.threads, options.rounds, datetime.now().astimezone())
-    tables = [table("LAMB", LAMB, options.rounds), table("LARS", LARS, options.rounds)]
+    tables = [table("LAMB", LAMB, options.rounds, cases), table("LARS", LARS, options.rounds, cases)]
     name = "optimizers" if options.threads == 1 else f"optimizers-{options.threads}-threads"
     write(tables, under, options.results, name, "Optimizers", NOTE)
     print(to_markdown(tables, under, "Optimizers", NOTE))

@@ -17,7 +17,7 @@ from rounds import Measured, Spread, ratios, spread
 from scalewise.engine.placement import available_cores
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-OPTIMIZER_PEERS = ["timm", "pytorch-optimizer", "torch-optimizer"]
+OPTIMIZER_PEERS = ["pytorch-optimizer", "torch-optimizer"]
 PACKAGES = ["torch", "numpy", "scalewise", "accelerate", "lightning", "keras", *OPTIMIZER_PEERS]
 SHORT_STEP_SECONDS = 0.010
 
