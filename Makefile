@@ -41,6 +41,7 @@ format: .venv/ready  ## Rewrite the code in the project's format
 bench: .venv-bench/ready  ## Measure speed against other tools into benchmarks/results/ (BENCH='--rounds 5' to shorten)
 	@.venv-bench/bin/python benchmarks/speed.py $(BENCH)
 	@.venv-bench/bin/python benchmarks/loaders.py
+	@.venv-bench/bin/python benchmarks/optimizers.py
 
 clean:  ## Remove what the other targets made
 	rm -rf .venv .venv-bench runs .pytest_cache .mypy_cache .ruff_cache

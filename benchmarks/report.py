@@ -17,7 +17,8 @@ from rounds import Measured, Spread, ratios, spread
 from scalewise.engine.placement import available_cores
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PACKAGES = ["torch", "numpy", "scalewise", "accelerate", "lightning", "keras"]
+OPTIMIZER_PEERS = ["pytorch-optimizer", "torch-optimizer"]
+PACKAGES = ["torch", "numpy", "scalewise", "accelerate", "lightning", "keras", *OPTIMIZER_PEERS]
 SHORT_STEP_SECONDS = 0.010
 
 
@@ -102,11 +103,21 @@ def _cpu() -> str:
     return named[0] if named else platform.processor() or platform.machine()
 
 
-def to_markdown(tables: Sequence[Table], under: Conditions) -> str:
+NOTE = (
+    "Numbers are the time of a training step relative to the baseline's round in the same cycle (below 1 is "
+    "faster): median (first to third quartile) of n cycles. In every cycle each contestant takes one round of the "
+    'same number of steps; rounds begin with steps that are not timed, and the first cycles do not count. "CPU" is '
+    "the same with the time in which the process was computing, which leaves out waiting for a core that others "
+    'use. "Short" marks steps under 10 ms. The C library keeps freed memory, for all alike. SGD with momentum, '
+    "float32, channels-last."
+)
+
+
+def to_markdown(tables: Sequence[Table], under: Conditions, title: str = "Speed", note: str = NOTE) -> str:
     dirty = {True: ", with changes that are not committed", False: "", None: ""}[under.dirty]
     versions = ", ".join(f"{name} {version}" for name, version in under.versions.items())
     lines = [
-        f"# Speed, {under.date[:10]}",
+        f"# {title}, {under.date[:10]}",
         "",
         f"- command: `{under.command}`",
         f"- commit: {under.commit}{dirty}",
@@ -114,12 +125,7 @@ def to_markdown(tables: Sequence[Table], under: Conditions) -> str:
         f"- {under.cpu}, {under.cores} cores, no GPU used; {under.threads} computing thread(s) per process; "
         f"load {under.load:.1f} at the start",
         "",
-        "Numbers are the time of a training step relative to the baseline's round in the same cycle (below 1 is "
-        "faster): median (first to third quartile) of n cycles. In every cycle each contestant takes one round of the "
-        'same number of steps; rounds begin with steps that are not timed, and the first cycles do not count. "CPU" is '
-        "the same with the time in which the process was computing, which leaves out waiting for a core that others "
-        'use. "Short" marks steps under 10 ms. The C library keeps freed memory, for all alike. SGD with momentum, '
-        "float32, channels-last.",
+        note,
         "",
     ]
     for table in tables:
@@ -195,10 +201,12 @@ def _case_to_json(table: Table, case: str) -> dict[str, Any]:
     return {"steps_per_round": measured.steps, "rows": rows}
 
 
-def write(tables: Sequence[Table], under: Conditions, folder: Path, name: str) -> Path:
+def write(
+    tables: Sequence[Table], under: Conditions, folder: Path, name: str, title: str = "Speed", note: str = NOTE
+) -> Path:
     """Both files, named by the day and what was measured; returns the Markdown one."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{under.date[:10]}-{name}.md"
-    path.write_text(to_markdown(tables, under))
+    path.write_text(to_markdown(tables, under, title, note))
     path.with_suffix(".json").write_text(json.dumps(to_json(tables, under), indent=1) + "\n")
     return path

@@ -80,3 +80,17 @@ def test_the_table_is_printed_and_written_alike(results):
     assert path.read_text().strip() == printed.strip()
     assert "| scalewise |" in printed
     assert str(folder) not in printed  # no paths of the machine
+
+
+def test_the_optimizers_are_compared(tmp_path):
+    script = SPEED.with_name("optimizers.py")
+    command = [sys.executable, script, "--quick", "--rounds", "2", "--results", tmp_path]
+    done = subprocess.run([*map(str, command)], env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*-optimizers.json")
+    tables = {table["title"]: table for table in json.loads(path.read_text())["tables"]}
+    assert tables.keys() == {"LAMB", "LARS"}
+    for name, table in tables.items():
+        (case,) = table["cases"].values()
+        assert case["rows"][table["baseline"]]["ratio"]["median"] == 1.0
+        assert case["rows"][f"scalewise {name}"]["ratio"]["n"] == 2

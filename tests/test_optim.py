@@ -166,7 +166,7 @@ def test_hand_derived_two_steps():
     assert two_steps("adam") == pytest.approx(1 - 0.1 - 0.1 * first / second**0.5, rel=1e-6)
 
 
-@pytest.fixture(params=["one by one", "together"])
+@pytest.fixture(params=["in batches", "together"])
 def path(request, monkeypatch) -> str:
     """Both ways through the parameters; the second one is for accelerators and DTensors, here on the CPU."""
     if request.param == "together":

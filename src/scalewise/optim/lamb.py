@@ -17,23 +17,22 @@ from scalewise.optim.rules import trust_ratio, trust_ratios
 
 
 class Memory:
-    """Scratch memory for one layer at a time, which stays in the cache; views of each length are kept."""
+    """Scratch memory for one batch of layers at a time, which stays in the cache; views of it are kept."""
 
     def __init__(self) -> None:
-        self._vectors: dict[tuple[int, torch.dtype], Vector] = {}
+        self._memory = torch.empty(0)
+        self._views: dict[tuple[int, ...], list[Vector]] = {}
 
-    def like(self, vector: Vector) -> Vector:
-        """As many elements, with anything in them."""
-        key = (len(vector.array), vector.tensor.dtype)
-        if key not in self._vectors:
-            self._make(key)
-        return self._vectors[key]
-
-    def _make(self, key: tuple[int, torch.dtype]) -> None:
-        known = [*(length for length, dtype in self._vectors if dtype == key[1]), key[0]]
-        memory = torch.empty(max(known), dtype=key[1])
-        for length in known:
-            self._vectors[length, key[1]] = Vector(memory[:length])
+    def like(self, vectors: list[Vector]) -> list[Vector]:
+        """Vectors of the same lengths, with anything in them."""
+        lengths = tuple([len(vector.array) for vector in vectors])
+        dtype = vectors[0].dtype
+        if dtype != self._memory.dtype or sum(lengths) > self._memory.numel():
+            self._memory = torch.empty(sum(lengths), dtype=dtype)
+            self._views.clear()
+        if lengths not in self._views:
+            self._views[lengths] = [Vector(part) for part in self._memory[: sum(lengths)].split(list(lengths))]
+        return self._views[lengths]
 
 
 class LAMB(LayerWise):
@@ -87,24 +86,27 @@ class LAMB(LayerWise):
         zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
         return {"step": torch.zeros((), dtype=torch.float32), **zeros}
 
-    def _update_one_by_one(self, group: Group, members: list[Member]) -> None:
-        lr, betas, eps, largest = float(group["lr"]), group["betas"], group["eps"], group["largest_ratio"]
-        for weight, gradient, state, adapts, decay in members:
-            count_step(state)
-            if adapts:
-                vector = self._vector(weight)
-                direction = self._memory.like(vector)
-                np.multiply(vector.array, decay, out=direction.array)
-                fused_adam([direction.tensor], [gradient], [state], betas, eps, lr=-1.0)  # u: r comes on top of λ·w
-                ratio = trust_ratio(norm(vector.array), norm(direction.array), largest)
-                vector.tensor.add_(direction.tensor, alpha=-lr * ratio)
-        self._adamw(group, [member for member in members if not member.adapts])
+    def _update_batch(self, group: Group, members: list[Member]) -> None:
+        lr, largest = float(group["lr"]), group["largest_ratio"]
+        vectors = [member.vector for member in members if member.vector]
+        directions = self._memory.like(vectors)
+        for member, vector, direction in zip(members, vectors, directions, strict=True):
+            count_step(member.state)
+            np.multiply(vector.array, member.decay, out=direction.array)
+        self._adam(group, members, [direction.tensor for direction in directions], lr=-1.0)  # r comes on top of λ·w
+        sizes = [norm(vector.array) for vector in vectors]
+        lengths = [norm(direction.array) for direction in directions]
+        for vector, direction, size, length in zip(vectors, directions, sizes, lengths, strict=True):
+            vector.tensor.add_(direction.tensor, alpha=-lr * trust_ratio(size, length, largest))
 
-    def _adamw(self, group: Group, members: list[Member]) -> None:
-        """AdamW's own kernel, which takes all layers of one weight decay at once."""
-        for decay in sorted({member.decay for member in members}):
-            weights, gradients, states = zip(*[m[:3] for m in members if m.decay == decay], strict=True)
-            fused_adam(weights, gradients, states, group["betas"], group["eps"], float(group["lr"]), decay)
+    def _update_plainly(self, group: Group, members: list[Member]) -> None:
+        for member in members:
+            count_step(member.state)
+        self._adam(group, members, [member.weight for member in members], float(group["lr"]), members[0].decay)
+
+    def _adam(self, group: Group, members: list[Member], weights: list[Tensor], lr: float, decay: float = 0.0) -> None:
+        gradients, states = [member.gradient for member in members], [member.state for member in members]
+        fused_adam(weights, gradients, states, group["betas"], group["eps"], lr, decay)
 
     def _update_together(self, group: Group, members: list[Member]) -> None:
         for member in members:

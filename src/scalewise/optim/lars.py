@@ -56,22 +56,19 @@ class LARS(LayerWise):
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": torch.zeros_like(weight)}
 
-    def _update_one_by_one(self, group: Group, members: list[Member]) -> None:
+    def _update_batch(self, group: Group, members: list[Member]) -> None:
         """Each layer in one pass of torch's fused SGD, whose 1 − dampening is a factor of the gradient: the rate."""
         lr, momentum, trust = float(group["lr"]), group["momentum"], group["trust_coefficient"]
-        for weight, gradient, state, adapts, decay in members:
-            if adapts:
-                sizes = norm(self._vector(weight).array), norm(memory(gradient))
-                rate = local_rate(*sizes, trust, decay)
-                fused_sgd([weight], [gradient], [state["momentum_buffer"]], lr, momentum, decay, rate)
-        self._momentum(group, [member for member in members if not member.adapts])
+        sizes = [norm(member.vector.array) for member in members if member.vector]
+        lengths = [norm(memory(member.gradient)) for member in members]
+        for (weight, gradient, state, _, _, decay), size, length in zip(members, sizes, lengths, strict=True):
+            rate = local_rate(size, length, trust, decay)
+            fused_sgd([weight], [gradient], [state["momentum_buffer"]], lr, momentum, decay, rate)
 
-    def _momentum(self, group: Group, members: list[Member]) -> None:
-        """The same kernel for all layers of one weight decay at once."""
-        for decay in sorted({member.decay for member in members}):
-            weights, gradients, states = zip(*[m[:3] for m in members if m.decay == decay], strict=True)
-            buffers = [state["momentum_buffer"] for state in states]
-            fused_sgd(weights, gradients, buffers, float(group["lr"]), group["momentum"], decay)
+    def _update_plainly(self, group: Group, members: list[Member]) -> None:
+        weights, gradients = [member.weight for member in members], [member.gradient for member in members]
+        buffers = [member.state["momentum_buffer"] for member in members]
+        fused_sgd(weights, gradients, buffers, float(group["lr"]), group["momentum"], members[0].decay)
 
     def _update_together(self, group: Group, members: list[Member]) -> None:
         decay, momentum = members[0].decay, group["momentum"]

@@ -14,6 +14,7 @@ from torch.optim.optimizer import ParamsT
 from scalewise.errors import RecipeError
 from scalewise.optim.norms import Vector, kind
 
+BATCH = 1 << 19  # elements that are taken together on a CPU, if there are several layers in them
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Group = dict[str, Any]  # torch's parameter groups: the parameters and their options
 
@@ -24,6 +25,7 @@ class Member(NamedTuple):
     weight: Tensor
     gradient: Tensor
     state: dict[str, Tensor]
+    vector: Vector | None  # the weight's memory, where torch's fused CPU kernels can be used
     adapts: bool
     decay: float
 
@@ -31,8 +33,9 @@ class Member(NamedTuple):
 class LayerWise(Optimizer):
     """An optimizer whose step length is chosen per parameter, from norms.
 
-    On a CPU parameters are updated one after the other, so that what one needs stays in the cache. Elsewhere, and for
-    DTensors, the parameters of a kind go through torch's foreach kernels together, with one exchange of norms.
+    On a CPU parameters are updated in small batches: few enough that what they need stays in the cache, and enough that
+    the same code runs several times in a row, since code is cold after every long vector (docs/log.md). Elsewhere, and
+    for DTensors, all parameters of a kind go through torch's foreach kernels, with one exchange of norms.
     """
 
     def __init__(self, parameters: ParamsT, options: dict[str, Any]) -> None:
@@ -59,21 +62,20 @@ class LayerWise(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            one_by_one: list[Member] = []
-            together: dict[tuple[object, ...], list[Member]] = {}
-            for member in self._members(group):
-                if _is_plain(member.weight, member.gradient):
-                    one_by_one.append(member)
-                else:
-                    key = (*kind(member.weight), member.adapts, member.decay)
-                    together.setdefault(key, []).append(member)
-            if one_by_one:
-                self._update_one_by_one(group, one_by_one)
-            for members in together.values():
-                self._update_together(group, members)
+            members = self._members(group)
+            plain = [member for member in members if member.vector is not None]
+            for batch in _batches([member for member in plain if member.adapts]):
+                self._update_batch(group, batch)
+            for same in _by_decay([member for member in plain if not member.adapts]):
+                self._update_plainly(group, same)
+            for same in _by_kind([member for member in members if member.vector is None]):
+                self._update_together(group, same)
         return loss
 
-    def _members(self, group: Group) -> Iterator[Member]:
+    def _members(self, group: Group) -> list[Member]:
+        """The parameters that have a gradient; on the path of every step, so it does little for each."""
+        members = []
+        decay, adapt, adapt_vectors = group["weight_decay"], group["adapt"], group["adapt_vectors"]
         for weight in group["params"]:
             gradient = weight.grad
             if gradient is None:
@@ -85,24 +87,57 @@ class LayerWise(Optimizer):
             state = self.state[weight]
             if not state:
                 state.update(self._new_state(weight))
-            counts = weight.ndim >= 2 or group["adapt_vectors"]
-            decay = group["weight_decay"] if counts else 0.0
-            yield Member(weight, gradient, state, counts and group["adapt"], decay)
+            vector = self._vectors.get(weight)
+            if vector is None or not vector.fits(weight, gradient):
+                vector = self._find_vector(weight, gradient)
+            counts = adapt_vectors or weight.ndim >= 2
+            members.append(Member(weight, gradient, state, vector, counts and adapt, decay if counts else 0.0))
+        return members
 
-    def _vector(self, weight: Tensor) -> Vector:
-        found = self._vectors.get(weight)
-        if found is None or not found.still(weight):
-            found = self._vectors[weight] = Vector(weight)
-        return found
+    def _find_vector(self, weight: Tensor, gradient: Tensor) -> Vector | None:
+        if not _is_plain(weight, gradient):
+            return None
+        self._vectors[weight] = Vector(weight)
+        return self._vectors[weight]
 
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
 
-    def _update_one_by_one(self, group: Group, members: list[Member]) -> None:
+    def _update_batch(self, group: Group, members: list[Member]) -> None:
+        raise NotImplementedError
+
+    def _update_plainly(self, group: Group, members: list[Member]) -> None:
         raise NotImplementedError
 
     def _update_together(self, group: Group, members: list[Member]) -> None:
         raise NotImplementedError
+
+
+def _batches(members: list[Member]) -> Iterator[list[Member]]:
+    """Neighbours with the same dtype, up to about BATCH elements; longer ones alone."""
+    batch: list[Member] = []
+    elements = 0
+    for member in members:
+        size = member.weight.numel()
+        if batch and (elements + size > BATCH or member.weight.dtype != batch[0].weight.dtype):
+            yield batch
+            batch, elements = [], 0
+        batch.append(member)
+        elements += size
+    if batch:
+        yield batch
+
+
+def _by_decay(members: list[Member]) -> list[list[Member]]:
+    decays = sorted({member.decay for member in members})
+    return [[member for member in members if member.decay == decay] for decay in decays]
+
+
+def _by_kind(members: list[Member]) -> list[list[Member]]:
+    kinds: dict[tuple[object, ...], list[Member]] = {}
+    for member in members:
+        kinds.setdefault((*kind(member.weight), member.adapts, member.decay), []).append(member)
+    return list(kinds.values())
 
 
 def _is_plain(weight: Tensor, gradient: Tensor) -> bool:

@@ -21,16 +21,21 @@ class Vector:
     Views are kept from step to step: for a tensor of some thousand elements making them takes longer than using them.
     """
 
-    __slots__ = ("address", "array", "tensor")
+    __slots__ = ("address", "array", "dtype", "stride", "tensor")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.address = tensor.data_ptr()
+        self.address, self.stride, self.dtype = tensor.data_ptr(), tensor.stride(), tensor.dtype
         self.tensor = tensor.detach().as_strided((tensor.numel(),), (1,))
         self.array: Array = self.tensor.numpy()
 
-    def still(self, tensor: Tensor) -> bool:
-        """Whether the tensor is where it was."""
-        return tensor.data_ptr() == self.address and tensor.numel() == len(self.array)
+    def fits(self, tensor: Tensor, gradient: Tensor) -> bool:
+        """Whether the tensor is where it was, and its gradient lies as it does."""
+        return (
+            tensor.data_ptr() == self.address
+            and tensor.numel() == len(self.array)
+            and gradient.stride() == self.stride
+            and gradient.dtype == self.dtype
+        )
 
 
 def norm(array: Array) -> float:
