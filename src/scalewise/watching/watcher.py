@@ -169,11 +169,10 @@ class Watcher:
         if self._now.samples and self._thrown_away():
             self._now = OpenStep()
         tensors = tensors_of(arguments, named)
-        if not tensors:
-            return
         first = not self._now.samples
-        self._now.samples.append(len(tensors[0]))
-        self._now.inputs.append(self._some(tensors))
+        self._now.samples.append(len(tensors[0]) if tensors else 0)
+        if tensors:
+            self._now.inputs.append(self._some(tensors))
         if first and self._detailed and self.process.reduces and not self._during_backward:
             self._during_backward += [
                 parameter.register_post_accumulate_grad_hook(self._local_gradient) for parameter in self._parameters
@@ -235,6 +234,8 @@ class Watcher:
 
     @_harmless
     def _after_step(self, optimizer: Optimizer, *arguments: object) -> None:
+        if not self._now.samples:
+            return  # nothing was computed: an optimizer that calls another's step
         self._now.lr = max(float(group["lr"]) for group in optimizer.param_groups)
         if self._deep and self._weights.possible and not self.process.sharded:
             self._now.weights = self._weights.take()
