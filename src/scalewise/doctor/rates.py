@@ -31,7 +31,7 @@ def lr_not_adapted(evidence: Evidence, reference: Evidence | None) -> Verdict:
     """The rate is that of a smaller global batch, although the gradient's noise allows a larger one."""
     if reference is not None:
         return _against_reference(evidence, reference)
-    if evidence.workers == 1:
+    if evidence.workers == 1 or evidence.follows_noise:
         return None
     if not evidence.baselines:
         return Unknown("the rate of one worker is not known; give its run as the second folder")
@@ -48,7 +48,13 @@ def lr_not_adapted(evidence: Evidence, reference: Evidence | None) -> Verdict:
 def _against_reference(evidence: Evidence, reference: Evidence) -> Verdict:
     losses = worse(evidence, reference)
     growth = evidence.global_batch / max(reference.global_batch, 1e-9)
-    if losses is None or growth < UNCHANGED or not reference.peak or evidence.optimizer != reference.optimizer:
+    if (
+        losses is None
+        or evidence.follows_noise
+        or growth < UNCHANGED
+        or not reference.peak
+        or evidence.optimizer != reference.optimizer
+    ):
         return None
     baseline = Baseline(reference.peak, reference.global_batch)
     compared = f"; the loss ended at {shown(losses[0])} instead of {shown(losses[1])}"
