@@ -62,4 +62,4 @@ def _fix(evidence: Evidence) -> str:
             "Set momentum=0.1 in the batch-norm layers, or recompute the statistics before evaluating: "
             "torch.optim.swa_utils.update_bn(loader, model)."
         )
-    return "Set momentum=0.1 in the model's batch-norm layers, or recompute the statistics before evaluating."
+    return "Use --statistics auto, which recomputes them before evaluating, or momentum=0.1 in the batch-norm layers."
