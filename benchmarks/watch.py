@@ -43,14 +43,14 @@ def dense() -> Case:
 
 
 def text() -> Case:
-    model = CharacterModel(65, 128, 128, 4, 0.0)
-    return model, torch.randint(65, (16, 128)), torch.randint(65, (16, 128))
+    model = CharacterModel(65, 64, 64, 2, 0.0)
+    return model, torch.randint(65, (32, 64)), torch.randint(65, (32, 64))
 
 
 CASES: dict[str, Callable[[], Case]] = {
     "fashion-mnist with batch norm, 64": images,
     "three dense layers of 1.9 M weights, 128": dense,
-    "character transformer, 16 × 128": text,
+    "character transformer, 32 × 64": text,
 }
 
 

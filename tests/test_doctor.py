@@ -143,7 +143,8 @@ def test_a_worker_batch_too_small_for_batch_norm(runs, worker_batch, severity):
 
 
 def test_running_statistics_that_lag(runs):
-    found = diagnose_folder(trained(normed(momentum=0.01), runs / "lag", workers=4)).findings
+    running = {"statistics": "running"} if "statistics" in sw.Recipe.model_fields else {}
+    found = diagnose_folder(trained(normed(momentum=0.01), runs / "lag", workers=4, **running)).findings
     assert causes(found) == ["statistics-lag"]
     assert "still hold 51% of their start values" in found[0].evidence  # 0.99 to the power of 67 steps
 
@@ -246,6 +247,12 @@ def test_the_rate_is_held_against_the_low_end_of_the_noise_scale(low, factor, op
         losses=(1.0,) * STEPS,
     )
     assert found(run) == expected
+
+
+def test_a_rate_that_follows_the_noise_is_adapted():
+    noise = NoiseEstimate(512.0, 256.0, None, False)
+    run = evidence(noise=noise, baselines=(Baseline(0.1, 32),), losses=(1.0,) * STEPS, follows_noise=True)
+    assert found(run) == []
 
 
 def test_too_few_steps_holds_against_the_high_end_of_the_noise_scale():

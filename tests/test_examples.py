@@ -46,3 +46,11 @@ def test_the_simple_task_is_also_a_task_file(scalewise):
     assert (
         scalewise("train", EXAMPLES / "simple_task.py", "--set", "width=8", "--steps", 2, "--json").json["steps"] == 2
     )
+
+
+@pytest.mark.parametrize(("arguments", "causes"), [([], ["same-data"]), (["--sharded"], [])])
+def test_watch_ddp(arguments, causes, torchrun, scalewise):
+    outcome = torchrun(2, EXAMPLES / "watch_ddp.py", *arguments)
+    assert outcome.code == 0, outcome.stderr
+    found = scalewise("doctor", "watch", "--json").json["findings"]
+    assert [finding["cause"] for finding in found] == causes

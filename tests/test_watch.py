@@ -183,16 +183,36 @@ def test_evaluation_and_thrown_away_gradients_are_no_part_of_a_step(tmp_path):
 
 
 def test_an_error_of_the_watcher_ends_watching_and_not_training(tmp_path):
-    model, optimizer = model_and_optimizer()
+    class Densely(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.dense(x.to_dense())
+
+    model = Densely()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watcher = sw.watch(model, optimizer, tmp_path / "w")
-    optimizer.param_groups[0]["lr"] = "a tenth"
-    optimizer.register_step_pre_hook(lambda *_: optimizer.param_groups[0].update(lr=0.1))
-    with pytest.warns(RuntimeWarning, match="sw.watch stopped watching: ValueError"):
-        train(model, optimizer, 1)
+    with pytest.warns(RuntimeWarning, match="sw.watch stopped watching: "):
+        output = model(torch.rand(5, 6).to_sparse())
+    output.sum().backward()
+    optimizer.step()
+    model(torch.rand(5, 6).to_sparse())  # without another warning
     assert watcher.closed
-    train(model, optimizer, 2)
     watcher.close()
     assert not model._forward_hooks
+
+
+def test_an_optimizer_that_calls_anothers_step_counts_once(tmp_path):
+    class Twice(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
+            super().step()
+
+    model, _ = model_and_optimizer()
+    with sw.watch(model, optimizer := Twice(model.parameters(), lr=0.1), tmp_path / "w"):
+        train(model, optimizer, 3)
+    assert [step.step for step in read_folder(tmp_path / "w")[0].steps] == [1, 2, 3]
 
 
 def test_a_wrapped_optimizer_is_watched_and_anything_else_refused(tmp_path):

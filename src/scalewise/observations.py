@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -46,7 +46,7 @@ class WatchedStep:
     """One call of the optimizer's step, as seen by one process.
 
     samples: per micro batch, i.e. per forward pass in training mode.
-    inputs: one 32-bit fingerprint a sample, packed by `pack`.
+    inputs: one 32-bit fingerprint a sample, packed by `pack`; of the first 64 samples of each micro batch, at most.
     first_square: ‖gradient of this process's first micro batch‖², before any averaging over processes.
     square: ‖gradient‖² after the last backward pass, before clipping; under FSDP2 this process's part of it.
     averaging: per micro batch, (positions with a gradient at the model's output, sum of its absolute values).
@@ -97,7 +97,7 @@ class Watched:
 
 def line(observation: Observation) -> str:
     """One observation as one line of JSON, without what was not looked at."""
-    known = {name: value for name, value in asdict(observation).items() if value is not None}
+    known = {name: value for name, value in vars(observation).items() if value is not None}
     return json.dumps(finite({"kind": observation.kind, **known}), allow_nan=False)
 
 

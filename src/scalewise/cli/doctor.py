@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as to_json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,8 @@ def doctor(
     """
     from scalewise.doctor.diagnose import diagnose_folder
 
+    if os.environ.get("RANK", "0") != "0":
+        return 0  # one process of a job reads and speaks
     diagnosis = diagnose_folder(run, single)
     if json:
         print(to_json.dumps({"findings": [finding.to_json() for finding in diagnosis.findings]}, indent=2))

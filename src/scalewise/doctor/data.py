@@ -17,7 +17,7 @@ SAME_STEPS = 0.5
 # An order is "the same" when nearly all samples of a later pass stand where they stood in the first.
 SAME_ORDER = 0.95
 FEWEST_BATCHES = 4
-HEAD = 8  # fingerprints of a step that are always there, however long the run
+HEAD = 8  # fingerprints of a micro batch that are always there, however long the run
 # Steps dominated by one label, where the label changes: shuffled data have few, sorted data only such.
 DOMINATED = 0.8
 DOMINATED_STEPS = 0.5
@@ -90,20 +90,22 @@ def overlapping_shards(evidence: Evidence, reference: Evidence | None) -> Verdic
         return Unknown("samples cannot be told apart by their inputs")
     length = min(map(len, known))
     sets = [set(one[:length].tolist()) for one in known]
+    fraction = _fraction(evidence.processes[0])
     shares = {
-        (a, b): len(sets[a] & sets[b]) / max(1, min(len(sets[a]), len(sets[b])))
+        (a, b): len(sets[a] & sets[b]) / fraction / max(1, min(len(sets[a]), len(sets[b])))
         for a in range(len(sets))
         for b in range(a + 1, len(sets))
     }
     (a, b), share = max(shares.items(), key=lambda item: item[1])
-    if share <= TOLERATED_OVERLAP or share * min(len(sets[a]), len(sets[b])) <= 2 * len(sets):
+    if share <= TOLERATED_OVERLAP or len(sets[a] & sets[b]) <= 2 * len(sets):
         return None
+    share = min(share, 1.0)
     severity: Severity = "high" if share < 0.9 else "medium"  # whole data on all: each pass counts several times
     return Finding(
         "overlapping-shards",
         severity,
-        f"{share:.0%} of the {min(len(sets[a]), len(sets[b])):,} samples that process {a} or {b} saw in its first pass "
-        f"were seen by the other one too.",
+        f"{share:.0%} of the {min(len(sets[a]), len(sets[b])):,} samples looked at in process {a}'s first pass were "
+        f"seen by process {b} in its own.",
         "Shard with torch.utils.data.DistributedSampler(data), with the same seed on all processes.",
     )
 
@@ -179,6 +181,11 @@ def _alike(batches: list[np.ndarray]) -> bool:
     return not shares or float(np.mean(shares)) < 0.9
 
 
+def _fraction(one: Watched) -> float:
+    """The share of the samples whose fingerprints were taken."""
+    return sum(map(len, _batches(one))) / max(1, sum(sum(step.samples) for step in one.steps if step.inputs))
+
+
 def _first_pass(one: Watched, processes: int) -> np.ndarray | None:
     """The samples seen before they begin to come back; None if fingerprints say nothing.
 
@@ -191,5 +198,5 @@ def _first_pass(one: Watched, processes: int) -> np.ndarray | None:
     stream = np.concatenate(batches)
     _, firsts = np.unique(stream, return_index=True)
     repeats = np.setdiff1d(np.arange(len(stream)), firsts)
-    close = np.flatnonzero(np.diff(repeats) <= 4 * processes)
+    close = np.flatnonzero(np.diff(repeats) <= 4 * processes / _fraction(one))
     return stream[: int(repeats[close[0]])] if len(close) else stream

@@ -76,6 +76,7 @@ class Evidence:
     """What is known about a run; None or empty where nothing is.
 
     rates and losses: one number a step, losses NaN where unknown. non_finite: steps whose loss or gradient was not.
+    samples_seen: in all, where steps are of different sizes. follows_noise: whether the rate follows the measured gain.
     """
 
     name: str
@@ -92,6 +93,8 @@ class Evidence:
     failure: str | None = None
     test_loss: float | None = None
     samples_per_epoch: int | None = None
+    samples_seen: float | None = None
+    follows_noise: bool = False
     processes: tuple[Watched, ...] = ()
 
     @property
@@ -107,7 +110,7 @@ class Evidence:
     @property
     def samples(self) -> float:
         """Samples seen in all."""
-        return self.steps * self.global_batch
+        return self.steps * self.global_batch if self.samples_seen is None else self.samples_seen
 
     @property
     def peak(self) -> float:

@@ -39,7 +39,7 @@ def worker_batch_too_small(evidence: Evidence, reference: Evidence | None) -> Ve
 def statistics_lag(evidence: Evidence, reference: Evidence | None) -> Verdict:
     """Running statistics are not those of the final weights, so the model is worse in evaluation than in training."""
     norm = evidence.batch_norm
-    if norm is None or not norm.layers or norm.recalibrated:
+    if norm is None or not norm.layers or not norm.batches or norm.recalibrated:
         return None
     kept = (1 - norm.momentum) ** norm.batches if norm.momentum is not None else 0.0
     limit = LARGEST_GAP + 2 * math.sqrt(2 / max(norm.group - 1, 1))
@@ -62,4 +62,4 @@ def _fix(evidence: Evidence) -> str:
             "Set momentum=0.1 in the batch-norm layers, or recompute the statistics before evaluating: "
             "torch.optim.swa_utils.update_bn(loader, model)."
         )
-    return "Set momentum=0.1 in the model's batch-norm layers, or recompute the statistics before evaluating."
+    return "Use --statistics auto, which recomputes them before evaluating, or momentum=0.1 in the batch-norm layers."

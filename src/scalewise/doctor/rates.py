@@ -31,7 +31,7 @@ def lr_not_adapted(evidence: Evidence, reference: Evidence | None) -> Verdict:
     """The rate is that of a smaller global batch, although the gradient's noise allows a larger one."""
     if reference is not None:
         return _against_reference(evidence, reference)
-    if evidence.workers == 1:
+    if evidence.workers == 1 or evidence.follows_noise:
         return None
     if not evidence.baselines:
         return Unknown("the rate of one worker is not known; give its run as the second folder")
@@ -48,7 +48,13 @@ def lr_not_adapted(evidence: Evidence, reference: Evidence | None) -> Verdict:
 def _against_reference(evidence: Evidence, reference: Evidence) -> Verdict:
     losses = worse(evidence, reference)
     growth = evidence.global_batch / max(reference.global_batch, 1e-9)
-    if losses is None or growth < UNCHANGED or not reference.peak or evidence.optimizer != reference.optimizer:
+    if (
+        losses is None
+        or evidence.follows_noise
+        or growth < UNCHANGED
+        or not reference.peak
+        or evidence.optimizer != reference.optimizer
+    ):
         return None
     baseline = Baseline(reference.peak, reference.global_batch)
     compared = f"; the loss ended at {shown(losses[0])} instead of {shown(losses[1])}"
@@ -80,14 +86,15 @@ def _unadapted(
     evidence: Evidence, baseline: Baseline, noise: float, shortfall: float, severity: str, compared: str
 ) -> Finding:
     allowed = gain(noise, baseline.global_batch, evidence.global_batch)
+    factor = evidence.peak / baseline.lr
+    peak = f"still {shown(evidence.peak)}" if factor < UNCHANGED else f"only {shown(factor)} times {shown(baseline.lr)}"
     root = "" if evidence.proportional else f", {shown(allowed**0.5)} for {evidence.optimizer}"
     return Finding(
         "lr-not-adapted",
         "high" if severity == "high" else "medium",
         f"{evidence.workers} workers make the global batch {shown(evidence.global_batch)} and the noise scale of at "
         f"least {shown(noise)} samples allows {shown(allowed)} times the rate of {shown(baseline.global_batch)} "
-        f"samples{root}, but the peak is {shown(evidence.peak)}, {shown(evidence.peak / baseline.lr)} times "
-        f"{shown(baseline.lr)}{compared}.",
+        f"samples{root}, but the peak is {peak}{compared}.",
         _larger_rate(evidence, shortfall, at_most=False),
     )
 
@@ -99,9 +106,8 @@ def _larger_rate(evidence: Evidence, times: float, at_most: bool) -> str:
             f"Set lr={until}{shown(evidence.peak * times)} in the optimizer, with a warm-up over the first tenth of "
             f"the steps."
         )
-    rule = "linear" if evidence.proportional else "sqrt"
-    peak = f"a peak of {until}{shown(evidence.peak * times)}"
-    return f"Use --recipe auto, or --lr-rule {rule} with --warmup-epochs 1 ({peak})."
+    peak = f"{until}{shown(evidence.peak * times)}"
+    return f"Use --recipe auto, or --lr {peak} with --lr-rule none and --warmup-epochs 1."
 
 
 def schedule_too_fast(evidence: Evidence, reference: Evidence | None) -> Verdict:

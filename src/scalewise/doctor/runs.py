@@ -50,11 +50,13 @@ def _from_training(folder: Path) -> Evidence:
         losses=tuple(math.nan if one["loss"] is None else one["loss"] for one in steps),
         noise=_noise(noise, steps),
         baselines=_baselines(stored, task),
-        batch_norm=_batch_norm(recipe, environment.get("model", {}), len(steps), result),
+        batch_norm=_batch_norm(recipe, environment.get("model", {}), len(steps)),
         non_finite=tuple(one["step"] for one in steps if one["loss"] is None),
         failure=failures[-1]["reason"] if failures else None,
         test_loss=result.get("test", {}).get("loss"),
         samples_per_epoch=task.get("samples"),
+        samples_seen=steps[-1]["samples"] if steps else None,
+        follows_noise=any(one.get("gain") is not None for one in steps),
     )
 
 
@@ -84,7 +86,7 @@ def _baselines(stored: dict[str, Any], task: dict[str, Any]) -> tuple[Baseline, 
     return single, Baseline(own["lr"], own["workers"] * own["worker_batch"])
 
 
-def _batch_norm(recipe: dict[str, Any], model: dict[str, Any], steps: int, result: dict[str, Any]) -> BatchNorm | None:
+def _batch_norm(recipe: dict[str, Any], model: dict[str, Any], steps: int) -> BatchNorm | None:
     found = model.get("batch_norm")
     if not found:
         return None
@@ -94,5 +96,6 @@ def _batch_norm(recipe: dict[str, Any], model: dict[str, Any], steps: int, resul
     if kind == "sync":
         group = rows * recipe["workers"]
     batches = steps * (recipe["worker_batch"] // rows)
-    recalibrated = bool(result.get("recalibrated"))
+    # `auto` recomputes statistics for evaluation wherever the averages have not settled
+    recalibrated = recipe.get("statistics", "running") != "running"
     return BatchNorm(found["layers"], group, found["momentum"], batches, recalibrated=recalibrated)

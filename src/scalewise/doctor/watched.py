@@ -31,7 +31,7 @@ def from_watched(name: str, processes: list[Watched]) -> Evidence:
 
 
 def _typical(values: list[int]) -> float:
-    return float(np.median(values)) if values else 0.0
+    return max(1.0, float(np.median(values))) if values else 1.0
 
 
 def _is_wild(step: WatchedStep) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from scalewise.observations import WatchedStep, pack
 from scalewise.watching.gradients import OutputGradient
+from scalewise.watching.inputs import fingerprints
 
 
 @dataclass
@@ -18,7 +20,7 @@ class OpenStep:
     """What was seen since the last step; tensors are read when they are written, so that nothing waits for a device."""
 
     samples: list[int] = field(default_factory=list)
-    inputs: list[Tensor] = field(default_factory=list)
+    inputs: list[list[Tensor]] = field(default_factory=list)  # per micro batch, some elements of every tensor
     losses: list[Tensor] = field(default_factory=list)
     local_norms: list[Tensor] = field(default_factory=list)
     squares: list[Tensor] = field(default_factory=list)
@@ -30,8 +32,15 @@ class OpenStep:
     spent: float = 0.0
 
 
-def observed(number: int, seen: OpenStep, layers: list[_BatchNorm]) -> WatchedStep:
-    """A step as it is written; here tensors are read."""
+def observed(waiting: list[tuple[int, OpenStep]], layers: list[_BatchNorm]) -> Iterator[WatchedStep]:
+    """Steps as they are written; here tensors are read."""
+    inputs = iter(fingerprints([elements for _, seen in waiting for elements in seen.inputs]))
+    for number, seen in waiting:
+        mine = [next(inputs) for _ in seen.inputs]
+        yield _observed(number, seen, pack(torch.cat(mine).cpu().numpy()) if mine else None, layers)
+
+
+def _observed(number: int, seen: OpenStep, inputs: str | None, layers: list[_BatchNorm]) -> WatchedStep:
     squares = [float(square) for square in seen.squares]
     local = torch.stack([one.cpu() for one in seen.local_norms]) if seen.local_norms else None
     first = float(local @ local) if local is not None else (squares[0] if len(squares) > 1 else None)
@@ -43,7 +52,7 @@ def observed(number: int, seen: OpenStep, layers: list[_BatchNorm]) -> WatchedSt
         lr=seen.lr,
         samples=seen.samples,
         seconds=round(seen.seconds, 6),
-        inputs=pack(torch.cat(seen.inputs).cpu().numpy()) if seen.inputs else None,
+        inputs=inputs,
         loss=loss if loss is not None and math.isfinite(loss) else None,
         loss_finite=loss is None or math.isfinite(loss),
         first_square=first,

@@ -25,12 +25,12 @@ from scalewise.errors import UsageError
 from scalewise.observations import WatchedLabels, line
 from scalewise.watching.files import describe, open_file
 from scalewise.watching.gradients import norm, output_gradient, square_of
-from scalewise.watching.inputs import fingerprints, tensors_of
+from scalewise.watching.inputs import SAMPLES, some_elements, tensors_of
 from scalewise.watching.statistics import batch_norm_layers, gap
 from scalewise.watching.steps import OpenStep, observed
 from scalewise.watching.weights import WeightSample
 
-BUDGET = 0.01  # share of a step's time that looking closely may take: half of what is promised
+BUDGET = 0.005  # share of a step's time that looking closely may take: a quarter of what is promised in all
 DETAILED_STEPS = 32  # at the start, looked at closely in any case
 LONGEST_INTERVAL = 64
 DEEP_INTERVAL = 64
@@ -50,7 +50,7 @@ def watch(model: nn.Module, optimizer: Optimizer, out: str | os.PathLike[str] = 
         model: the model that the loop calls: wrapped in DistributedDataParallel, sharded by fully_shard, or plain.
         optimizer: whose step() ends a step; several backward passes before it are micro batches.
         out: a folder; each process writes its own file there.
-        every: look closely at most at every so many steps; it is made longer to stay within 1 % of a step's time.
+        every: look closely at most at every so many steps; it is made longer to stay within 0.5 % of a step's time.
     """
     inner: object = optimizer
     while not isinstance(inner, Optimizer) or not hasattr(inner, "_optimizer_step_pre_hooks"):
@@ -90,7 +90,7 @@ class Watcher:
         self._layers = batch_norm_layers(model)
         self._every = self._interval = max(1, every)
         self._step = 0  # steps that have ended
-        self._now = OpenStep()
+        self._begin()
         self._waiting: list[tuple[int, OpenStep]] = []
         self._inputs_seen = 0
         self._labels: Tensor | None = None
@@ -105,7 +105,6 @@ class Watcher:
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),
-            optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
         self.closed = False
@@ -152,32 +151,29 @@ class Watcher:
             handle.remove()
         handles.clear()
 
-    @property
-    def _detailed(self) -> bool:
-        """Whether the step that is under way is looked at closely."""
-        number = self._step
-        return number % self._interval == 0 or (number < DETAILED_STEPS and number % self._every == 0)
+    def _begin(self) -> None:
+        """Begin a step; what is looked at in it depends on its number only, so that processes look at the same ones.
 
-    @property
-    def _deep(self) -> bool:
-        """Whether weights and batch-norm statistics are looked at: at powers of two, then every 64 steps."""
-        number = self._step + 1
-        return number % DEEP_INTERVAL == 0 or (number < DEEP_INTERVAL and number & (number - 1) == 0)
+        Weights and batch-norm statistics at powers of two, then every 64 steps.
+        """
+        number = self._step
+        self._detailed = number % self._interval == 0 or (number < DETAILED_STEPS and number % self._every == 0)
+        number += 1
+        self._deep = number % DEEP_INTERVAL == 0 or (number < DEEP_INTERVAL and number & (number - 1) == 0)
+        self._now = OpenStep()
 
     @_harmless
     def _before_forward(self, model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not (model.training and torch.is_grad_enabled()):
             return
-        thrown_away = not self.process.sharded and all(parameter.grad is None for parameter in self._parameters)
-        if self._now.squares and thrown_away:  # without a step, as a gradient scaler does
+        if self._now.samples and self._thrown_away():
             self._now = OpenStep()
-        tensors = tensors_of((arguments, named))
-        if not tensors:
-            return
+        tensors = tensors_of(arguments, named)
         first = not self._now.samples
-        self._now.samples.append(len(tensors[0]))
-        self._now.inputs.append(self._fingerprints(tensors))
-        if first and self._detailed and self.process.reduces:
+        self._now.samples.append(len(tensors[0]) if tensors else 0)
+        if tensors:
+            self._now.inputs.append(self._some(tensors))
+        if first and self._detailed and self.process.reduces and not self._during_backward:
             self._during_backward += [
                 parameter.register_post_accumulate_grad_hook(self._local_gradient) for parameter in self._parameters
             ]
@@ -186,11 +182,14 @@ class Watcher:
                 layer.register_forward_pre_hook(self._through_batch_norm) for layer in self._layers
             ]
 
-    def _fingerprints(self, tensors: list[Tensor]) -> Tensor:
-        if self._inputs_seen > ALL_INPUTS:
-            tensors = [tensor[:HEAD] for tensor in tensors]
-        self._inputs_seen += len(tensors[0])
-        return fingerprints(tensors)
+    def _thrown_away(self) -> bool:
+        """Whether gradients were set to None without a step, as a gradient scaler does after an overflow."""
+        return not self.process.sharded and all(parameter.grad is None for parameter in self._parameters)
+
+    def _some(self, tensors: list[Tensor]) -> list[Tensor]:
+        most = SAMPLES if self._inputs_seen < ALL_INPUTS else HEAD
+        self._inputs_seen += min(most, len(tensors[0]))
+        return some_elements(tensors, most)
 
     @_harmless
     def _through_batch_norm(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -198,7 +197,8 @@ class Watcher:
 
     @_harmless
     def _after_forward(self, model: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
-        self._unhook(self._during_forward)
+        if self._during_forward:
+            self._unhook(self._during_forward)
         if not (self._now.samples and torch.is_grad_enabled()):
             return
         if (loss := _loss_in(output)) is not None:
@@ -233,11 +233,10 @@ class Watcher:
         self._now.squares.append(square_of(gradients, self.process.processes, self.process.sharded))
 
     @_harmless
-    def _before_step(self, optimizer: Optimizer, *arguments: object) -> None:
+    def _after_step(self, optimizer: Optimizer, *arguments: object) -> None:
+        if not self._now.samples:
+            return  # nothing was computed: an optimizer that calls another's step
         self._now.lr = max(float(group["lr"]) for group in optimizer.param_groups)
-
-    @_harmless
-    def _after_step(self, *arguments: object) -> None:
         if self._deep and self._weights.possible and not self.process.sharded:
             self._now.weights = self._weights.take()
         self._unhook(self._during_backward)
@@ -249,7 +248,7 @@ class Watcher:
         self.spent_seconds = self._now.spent
         self._keep_within_budget(self._now)
         self._step += 1
-        self._now = OpenStep()
+        self._begin()
         self._ended_at = time.perf_counter()
 
     def _keep_within_budget(self, done: OpenStep) -> None:
@@ -265,13 +264,15 @@ class Watcher:
     def _flush(self) -> None:
         if self._file.closed:
             return
-        for number, seen in self._waiting:
-            self._file.write(line(observed(number, seen, self._layers)) + "\n")
+        for step in observed(self._waiting, self._layers):
+            self._file.write(line(step) + "\n")
         self._waiting.clear()
         self._file.flush()
 
 
 def _loss_in(output: object) -> Tensor | None:
     """The loss, of a model that returns it: alone, as output["loss"] or as output.loss."""
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if isinstance(output, Tensor):
+        return output if not output.ndim and output.requires_grad else None
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return found if isinstance(found, Tensor) and not found.ndim and found.requires_grad else None
