@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch.nn import functional as F
 
 import models
 import scalewise as sw
@@ -141,3 +144,23 @@ def test_a_validation_metric_that_is_not_a_number_is_never_the_best():
     with Training(with_validation, sw.Recipe(worker_batch=10, steps=1, threads=1), CPU) as training:
         found = [training._select({"loss": value}) for value in (float("nan"), 2.0, float("nan"), 1.0)]
     assert found == [False, True, False, True]
+
+
+def test_growing_batches_are_a_plain_loop_over_larger_ones():
+    task = models.double_mlp()
+    recipe = sw.Recipe(workers=2, worker_batch=5, epochs=4.0, lr=0.1, optimizer="sgd", schedule="growth", drop=2,
+                       threads=1)  # fmt: skip
+    with Training(task, recipe, sw.Placement(device="cpu")) as training:
+        model = copy.deepcopy(training.strategy.model.module)
+        found = [record for record in training.records() if isinstance(record, sw.Step)]
+        cuts, stream = training.cuts, training.strategy.feed.stream
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = task.train
+    for record in found:
+        indices, _ = stream.take(cuts.start(record.step - 1), cuts.start(record.step))
+        loss = F.cross_entropy(model(x[indices]), y[indices])
+        assert record.loss == pytest.approx(loss.item(), rel=1e-10)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert [cuts.parts(step) for step in (0, 19, 20, 25)] == [1, 1, 2, 4]
