@@ -170,7 +170,7 @@ def test_hand_derived_two_steps():
 def path(request, monkeypatch) -> str:
     """Both ways through the parameters; the second one is for accelerators and DTensors, here on the CPU."""
     if request.param == "together":
-        monkeypatch.setattr(layerwise, "_is_plain", lambda weight, gradient: False)
+        monkeypatch.setattr(layerwise, "_is_plain", lambda weight, others: False)
     return request.param
 
 
@@ -283,7 +283,7 @@ def test_both_paths_agree(name, dtype, monkeypatch):
     for plain in (True, False):
         with monkeypatch.context() as patch:
             if not plain:
-                patch.setattr(layerwise, "_is_plain", lambda weight, gradient: False)
+                patch.setattr(layerwise, "_is_plain", lambda weight, others: False)
             torch.manual_seed(0)
             weights = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((40, 30), (7,), (600, 700))]
             optimizer = OPTIMIZERS[name](weights, recipe(name))
@@ -310,6 +310,32 @@ def test_memory_layout_does_not_matter(name):
         found.append(weight.detach())
     assert torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
     assert torch.allclose(found[0], found[2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_a_state_from_another_layout_dtypes_side_by_side_and_nothing_at_all(name):
+    def layers(layout: torch.memory_format) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        kernel = torch.randn(8, 4, 3, 3).to(memory_format=layout)
+        others = [torch.randn(5), torch.randn(5, dtype=DOUBLE), torch.randn(3, 5, dtype=DOUBLE), torch.randn(0, 4)]
+        return [value.requires_grad_() for value in (kernel, *others)]
+
+    def step(weights: list[torch.Tensor], optimizer) -> None:
+        for number, weight in enumerate(weights):
+            generator = torch.Generator().manual_seed(number)
+            gradient = torch.randn(weight.shape, dtype=weight.dtype, generator=generator)
+            weight.grad = torch.empty_like(weight).copy_(gradient)
+        optimizer.step()
+
+    first, second = layers(torch.contiguous_format), layers(torch.channels_last)
+    one, two = OPTIMIZERS[name](first, recipe(name)), OPTIMIZERS[name](second, recipe(name))
+    step(first, one)
+    step(second, two)
+    two.load_state_dict(copy.deepcopy(one.state_dict()))  # its kernel's moments are contiguous, the weights are not
+    step(first, one)
+    step(second, two)
+    for a, b in zip(first, second, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_where_a_norm_is_zero_the_ratio_is_one(path):

@@ -86,13 +86,17 @@ class LAMB(LayerWise):
         zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
         return {"step": torch.zeros((), dtype=torch.float32), **zeros}
 
+    @np.errstate(over="ignore", invalid="ignore")
     def _update_batch(self, group: Group, members: list[Member]) -> None:
         lr, largest = float(group["lr"]), group["largest_ratio"]
         vectors = [member.vector for member in members if member.vector]
         directions = self._memory.like(vectors)
         for member, vector, direction in zip(members, vectors, directions, strict=True):
             count_step(member.state)
-            np.multiply(vector.array, member.decay, out=direction.array)
+            if member.decay:
+                np.multiply(vector.array, member.decay, out=direction.array)
+            else:
+                direction.tensor.zero_()
         self._adam(group, members, [direction.tensor for direction in directions], lr=-1.0)  # r comes on top of λ·w
         sizes = [norm(vector.array) for vector in vectors]
         lengths = [norm(direction.array) for direction in directions]

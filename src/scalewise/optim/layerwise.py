@@ -66,9 +66,9 @@ class LayerWise(Optimizer):
             plain = [member for member in members if member.vector is not None]
             for batch in _batches([member for member in plain if member.adapts]):
                 self._update_batch(group, batch)
-            for same in _by_decay([member for member in plain if not member.adapts]):
+            for same in _alike([member for member in plain if not member.adapts]):
                 self._update_plainly(group, same)
-            for same in _by_kind([member for member in members if member.vector is None]):
+            for same in _alike([member for member in members if member.vector is None]):
                 self._update_together(group, same)
         return loss
 
@@ -89,13 +89,13 @@ class LayerWise(Optimizer):
                 state.update(self._new_state(weight))
             vector = self._vectors.get(weight)
             if vector is None or not vector.fits(weight, gradient):
-                vector = self._find_vector(weight, gradient)
+                vector = self._find_vector(weight, [gradient, *state.values()])
             counts = adapt_vectors or weight.ndim >= 2
             members.append(Member(weight, gradient, state, vector, counts and adapt, decay if counts else 0.0))
         return members
 
-    def _find_vector(self, weight: Tensor, gradient: Tensor) -> Vector | None:
-        if not _is_plain(weight, gradient):
+    def _find_vector(self, weight: Tensor, others: list[Tensor]) -> Vector | None:
+        if not _is_plain(weight, [other for other in others if other.shape == weight.shape]):
             return None
         self._vectors[weight] = Vector(weight)
         return self._vectors[weight]
@@ -128,25 +128,20 @@ def _batches(members: list[Member]) -> Iterator[list[Member]]:
         yield batch
 
 
-def _by_decay(members: list[Member]) -> list[list[Member]]:
-    decays = sorted({member.decay for member in members})
-    return [[member for member in members if member.decay == decay] for decay in decays]
-
-
-def _by_kind(members: list[Member]) -> list[list[Member]]:
-    kinds: dict[tuple[object, ...], list[Member]] = {}
+def _alike(members: list[Member]) -> list[list[Member]]:
+    """Those that can go through one call."""
+    found: dict[tuple[object, ...], list[Member]] = {}
     for member in members:
-        kinds.setdefault((*kind(member.weight), member.adapts, member.decay), []).append(member)
-    return list(kinds.values())
+        found.setdefault((*kind(member.weight), member.adapts, member.decay), []).append(member)
+    return list(found.values())
 
 
-def _is_plain(weight: Tensor, gradient: Tensor) -> bool:
-    """Whether both lie alike and without gaps in this machine's memory, as torch's fused CPU kernels need it."""
+def _is_plain(weight: Tensor, others: list[Tensor]) -> bool:
+    """Whether all lie alike and without gaps in this machine's memory, as torch's fused CPU kernels need it."""
     return (
         type(weight) in (Parameter, Tensor)
         and weight.is_cpu
-        and weight.dtype == gradient.dtype
         and weight.dtype in (torch.float32, torch.float64)  # in half precision the fused SGD rounds the rate away
-        and weight.stride() == gradient.stride()
+        and all(other.dtype == weight.dtype and other.stride() == weight.stride() for other in others)
         and (weight.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(weight))
     )
