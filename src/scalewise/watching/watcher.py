@@ -35,8 +35,8 @@ DETAILED_STEPS = 32  # at the start, looked at closely in any case
 LONGEST_INTERVAL = 64
 DEEP_INTERVAL = 64
 LINES = 64  # that are written at a time
-# Samples of a process whose fingerprints are taken; after them only a few of every step, to see whether they come in the
-# same order again.
+# Samples of a process whose fingerprints are taken; after them only a few of every step, to see whether they come in
+# the same order again.
 ALL_INPUTS = 100_000
 HEAD = 8
 
