@@ -16,11 +16,12 @@ from torch.nn import functional as F
 
 import scalewise as sw
 from conftest import environment
+from scalewise.doctor.data import overlapping_shards
 from scalewise.doctor.diagnose import diagnose_folder
 from scalewise.doctor.evidence import Finding
 from scalewise.doctor.runs import read_run
-from scalewise.doctor.watched import square
-from scalewise.observations import read_folder, unpack
+from scalewise.doctor.watched import from_watched, square
+from scalewise.observations import Watched, WatchedProcess, WatchedStep, pack, read_folder, unpack
 
 JOB = Path(__file__).parent / "jobs" / "watched.py"
 HEALTHY = [
@@ -146,6 +147,44 @@ def test_one_process_with_micro_batches(tmp_path):
     assert [step.first_square for step in steps] == pytest.approx(squares, rel=1e-5)
     assert [step.samples for step in steps] == [[5, 5, 5, 5]] * 6
     assert len(unpack(steps[0].inputs)) == 20
+
+
+@pytest.mark.parametrize(("weighted", "expected"), [(False, ["wrong-averaging"]), (True, [])])
+def test_micro_batches_of_different_sizes(tmp_path, weighted, expected):
+    model, optimizer = model_and_optimizer()
+    generator = torch.Generator().manual_seed(1)
+    with sw.watch(model, optimizer, tmp_path / "w") as watcher:
+        for _ in range(20):
+            for samples in (12, 4):
+                x = torch.randn(samples, 6, generator=generator)
+                share = samples / 16 if weighted else 0.5
+                (F.cross_entropy(model(x), (x.sum(1) > 0).long()) * share).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert causes(watcher.findings()) == expected
+
+
+def seen_by(process: int, epochs: list[np.ndarray], worker_batch: int, looked_at: int) -> Watched:
+    """What two processes would have written that were given these samples, of which some were looked at."""
+    batches = [epoch[at : at + worker_batch] for epoch in epochs for at in range(0, len(epoch), worker_batch)]
+    steps = [
+        WatchedStep(number, 0.1, [worker_batch], 0.01, inputs=pack(batch[:looked_at]))
+        for number, batch in enumerate(batches, 1)
+    ]
+    return Watched(WatchedProcess(process, 2, "SGD", 10, reduces=True), steps, [])
+
+
+@pytest.mark.parametrize(("sharded", "looked_at"), [(True, 64), (True, 16), (False, 64), (False, 16)])
+def test_shards_are_told_from_whole_data_by_some_of_the_samples(sharded, looked_at):
+    draw = np.random.default_rng(0)
+    samples = draw.integers(2**32, size=2048)
+    orders = [[draw.permutation(samples) for _ in range(3)] for _ in range(2)]
+    if sharded:
+        orders = [[epoch[process::2] for epoch in orders[0]] for process in range(2)]
+    found = overlapping_shards(
+        from_watched("two", [seen_by(process, orders[process], 64, looked_at) for process in range(2)]), None
+    )
+    assert (found is None) == sharded
 
 
 def test_neither_weights_nor_random_numbers_are_touched(tmp_path):

@@ -74,7 +74,7 @@ def rows_table(rows: Sequence[Row], metric: Metric, width: int, seeds: int | Non
 
     Arguments:
         rows, metric: what is shown.
-        width: of the terminal; where there is no room, samples and the training metric are left out.
+        width: of the terminal; columns for which there is no room are left out.
         seeds: on the way there: how many seeds have ended of how many, instead of the differences from single.
     """
     columns = {
@@ -93,7 +93,7 @@ def rows_table(rows: Sequence[Row], metric: Metric, width: int, seeds: int | Non
     del columns["seeds\ndone" if seeds is None else "against\nsingle"]
     if not has_several_counts(rows):
         del columns["workers"]
-    for spare in ("samples", "train"):
+    for spare in ("samples", "train", "peak\nLR", "global\nbatch"):
         if _width(columns) > width:
             del columns[spare]
     return _table(columns)

@@ -35,9 +35,9 @@ DETAILED_STEPS = 32  # at the start, looked at closely in any case
 LONGEST_INTERVAL = 64
 DEEP_INTERVAL = 64
 LINES = 64  # that are written at a time
-ALL_INPUTS = (
-    100_000  # samples a process; after them only the first few of every step, to see whether their order repeats
-)
+# Samples of a process whose fingerprints are taken; after them only a few of every step, to see whether they come in
+# the same order again.
+ALL_INPUTS = 100_000
 HEAD = 8
 
 
@@ -108,7 +108,7 @@ class Watcher:
             optimizer.register_step_post_hook(self._after_step),
         ]
         self.closed = False
-        self.spent_seconds = 0.0  # by the hooks, on the newest step
+        self.spent_seconds = 0.0  # by the hooks, from the end of the last step but one to that of the newest
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -152,7 +152,7 @@ class Watcher:
         handles.clear()
 
     def _begin(self) -> None:
-        """Begin a step; what is looked at in it depends on its number only, so that processes look at the same ones.
+        """Begin a step: what is looked at in it follows from its number, so that processes look at the same steps.
 
         Weights and batch-norm statistics at powers of two, then every 64 steps.
         """
@@ -236,6 +236,7 @@ class Watcher:
     def _after_step(self, optimizer: Optimizer, *arguments: object) -> None:
         if not self._now.samples:
             return  # nothing was computed: an optimizer that calls another's step
+        self._now.seconds = time.perf_counter() - self._ended_at
         self._now.lr = max(float(group["lr"]) for group in optimizer.param_groups)
         if self._deep and self._weights.possible and not self.process.sharded:
             self._now.weights = self._weights.take()
@@ -243,8 +244,6 @@ class Watcher:
         self._waiting.append((self._step + 1, self._now))
         if len(self._waiting) >= LINES:
             self._flush()
-        ended = time.perf_counter()
-        self._now.seconds = ended - self._ended_at
         self.spent_seconds = self._now.spent
         self._keep_within_budget(self._now)
         self._step += 1
