@@ -280,12 +280,12 @@ def _gain_reason(recipe: Recipe, pilot: Pilot) -> str:
 
 
 def _needed_samples(recipe: Recipe, samples: int, pilot: Pilot) -> Derived:
-    """How many samples training will take at the gain of the pilot, which mostly rises later."""
+    """How many samples training takes if the gain stays that of the pilot; it is smaller before and mostly larger after."""
     gain = _gain(recipe, pilot)
     single = recipe.epochs * samples
     needed = round(single * recipe.workers / gain)
     worth = gain / recipe.workers
-    reason = f"at most about {needed / single:.1f} times those of one worker: each is worth {worth:.0%}"
+    reason = f"about {needed / single:.1f} times those of one worker: each is worth {worth:.0%}"
     if worth < 0.5 and pilot.noise_scale is not None:
         enough = max(1, round(2 + pilot.noise_scale / recipe.worker_batch))
         reason = (

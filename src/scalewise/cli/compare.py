@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from scalewise.cli import compare_views as views
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, recipe_flags
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, recipe_flags, resumed_folder
 from scalewise.compare import folder as folders
 from scalewise.compare import table
 from scalewise.compare.comparison import Comparison
@@ -27,7 +27,7 @@ from scalewise.compare.pool import Pool
 from scalewise.compare.rows import chosen_rows, chosen_workers, lines
 from scalewise.compare.table import Metric
 from scalewise.engine.placement import DeviceName, available_cores
-from scalewise.errors import Failed, Interrupted, RunFolderError, ScalewiseError, UsageError
+from scalewise.errors import Failed, Interrupted, ScalewiseError, UsageError
 
 if TYPE_CHECKING:
     from scalewise.compare.rows import Facts
@@ -136,7 +136,7 @@ def _start(request: Request, changed: dict[str, Any], options: Options) -> int:
 
     download(request.task, options.data, options.quiet)
     task = load_task(request.task, request.settings, options.data)
-    resumed = _resumed(options, task)
+    resumed = resumed_folder(options.resume, options.out, f"compare-{task.name}", folders.REQUEST_FILE)
     if resumed is not None:
         request = folders.merged(folders.load_request(resumed), request, resumed, changed)
     counts = chosen_workers(request.workers)
@@ -174,22 +174,6 @@ def _check_validation(request: Request, task: Task) -> None:
             "--tune needs validation data to choose by, and this task has none; give the task validation=…, or add "
             "--hold-out to keep a tenth of the training data out"
         )
-
-
-def _resumed(options: Options, task: Task) -> Path | None:
-    """The folder that --resume names, if it names one."""
-    from scalewise.engine.run import newest
-
-    if options.resume is None:
-        return None
-    if options.resume != "auto":
-        if options.out is not None:
-            raise RunFolderError(f"--resume {options.resume} goes on in that folder; drop --out {options.out}")
-        return Path(options.resume)
-    if options.out is not None:
-        return options.out if (options.out / folders.REQUEST_FILE).is_file() else None
-    folder = newest(f"compare-{task.name}", Path("runs"), folders.REQUEST_FILE)
-    return None if folder is None else folder.path
 
 
 def _in_folder(request: Request, comparison: Comparison, task: Task, options: Options, resumed: Path | None) -> int:

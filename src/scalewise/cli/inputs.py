@@ -13,6 +13,7 @@ from cyclopts import Group, Parameter
 
 from scalewise.cli import views
 from scalewise.engine.placement import DeviceName
+from scalewise.errors import RunFolderError
 from scalewise.recipe import Recipe
 
 RECIPE = Group("Recipe (how it is learned; part of the result)", sort_key=1)
@@ -48,6 +49,27 @@ def download(task_spec: str, data: Path | None, quiet: bool) -> None:
         view = views.DownloadView(quiet)
         with view.live():
             sources.read(source, data, view.show)
+
+
+def resumed_folder(resume: str | None, out: Path | None, name: str, file: str) -> Path | None:
+    """The folder that --resume names, if it names one: a folder, or `auto` for --out or the newest one of that name.
+
+    Arguments:
+        resume, out: as given.
+        name: what folders under runs/ begin with.
+        file: what a folder to go on from holds.
+    """
+    from scalewise.engine.run import newest
+
+    if resume is None:
+        return None
+    if resume != "auto":
+        if out is not None:
+            raise RunFolderError(f"--resume {resume} goes on in that folder; drop --out {out}")
+        return Path(resume)
+    if out is None:
+        return newest(name, Path("runs"), file)
+    return out if (out / file).is_file() else None
 
 
 def compiles(device: DeviceName) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from scalewise.cli import views
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, recipe_flags
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, recipe_flags, resumed_folder
 from scalewise.engine.placement import (
     DeviceName,
     Placement,
@@ -29,7 +29,6 @@ from scalewise.errors import (
     Failed,
     LostContact,
     RecipeError,
-    RunFolderError,
     ScalewiseError,
 )
 from scalewise.recipe import Derived, Recipe, RecipeMode
@@ -176,10 +175,11 @@ def _resolve(request: Request, task: Task, measure: bool) -> tuple[RunRecipe, Ru
     """The recipe, complete if `measure`, and the folder of the run to go on from if there is one."""
     from scalewise.engine.auto import complete
     from scalewise.engine.failures import translated
-    from scalewise.engine.run import RunRecipe, check_folder, check_same, check_writable, read_recipe
+    from scalewise.engine.run import RunFolder, RunRecipe, check_folder, check_same, check_writable, read_recipe
 
-    resumed = _resumed(request, task)
-    if resumed is not None:
+    going_on = resumed_folder(request.resume, request.out, task.name, "recipe.json")
+    if going_on is not None:
+        resumed = RunFolder(going_on)
         stored = read_recipe(resumed)
         changes = request.given
         if "epochs" in changes and "steps" not in changes:
@@ -206,21 +206,6 @@ def _resolve(request: Request, task: Task, measure: bool) -> tuple[RunRecipe, Ru
         recipe = recipe.replace(compile=False)
         derived.append(Derived("compile", False, "torch.compile needs a C++ compiler on a CPU; found none"))
     return RunRecipe(request.task_spec, request.settings, recipe, derived, pilot=pilot), None
-
-
-def _resumed(request: Request, task: Task) -> RunFolder | None:
-    """The run folder that --resume names, if it names one."""
-    from scalewise.engine.run import RunFolder, newest
-
-    if request.resume is None:
-        return None
-    if request.resume != "auto":
-        if request.out is not None:
-            raise RunFolderError(f"--resume {request.resume} goes on in that folder; drop --out {request.out}")
-        return RunFolder(Path(request.resume))
-    if request.out is None:
-        return newest(task.name, Path("runs"))
-    return RunFolder(request.out) if RunFolder(request.out).recipe.is_file() else None
 
 
 def _take_part(request: Request, task: Task) -> int:

@@ -188,10 +188,10 @@ def check_same(stored: RunRecipe, wanted: RunRecipe, folder: RunFolder, has_vali
         )
 
 
-def newest(task: str, root: Path, file: str = "recipe.json") -> RunFolder | None:
-    """The newest unfinished or finished run of a task under `root`, known by a file that it holds."""
-    runs = [path for path in root.glob(f"{task}-*/{file}") if _STAMP.fullmatch(path.parent.name[len(task) :])]
-    return RunFolder(max(runs, key=lambda path: path.stat().st_mtime).parent) if runs else None
+def newest(name: str, root: Path, file: str) -> Path | None:
+    """The newest folder <name>-<time> under `root` that holds such a file, finished or not."""
+    found = [path for path in root.glob(f"{name}-*/{file}") if _STAMP.fullmatch(path.parent.name[len(name) :])]
+    return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
 
 
 def environment_changes(folder: RunFolder, device: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, overload
 
@@ -30,7 +31,7 @@ class Member(NamedTuple):
     decay: float
 
 
-class LayerWise(Optimizer):
+class LayerWise(Optimizer, ABC):
     """An optimizer whose step length is chosen per parameter, from norms.
 
     On a CPU parameters are updated in small batches: few enough that what they need stays in the cache, and enough that
@@ -100,17 +101,21 @@ class LayerWise(Optimizer):
         self._vectors[weight] = Vector(weight)
         return self._vectors[weight]
 
+    @abstractmethod
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
-        raise NotImplementedError
+        """What is kept for a parameter, before its first step."""
 
+    @abstractmethod
     def _update_batch(self, group: Group, members: list[Member]) -> None:
-        raise NotImplementedError
+        """Update a few neighbours that adapt, with fused CPU kernels."""
 
+    @abstractmethod
     def _update_plainly(self, group: Group, members: list[Member]) -> None:
-        raise NotImplementedError
+        """Update parameters that do not adapt, with fused CPU kernels."""
 
+    @abstractmethod
     def _update_together(self, group: Group, members: list[Member]) -> None:
-        raise NotImplementedError
+        """Update parameters of one kind with foreach kernels, on any device."""
 
 
 def _batches(members: list[Member]) -> Iterator[list[Member]]:
