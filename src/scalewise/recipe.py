@@ -280,7 +280,7 @@ def _gain_reason(recipe: Recipe, pilot: Pilot) -> str:
 
 
 def _needed_samples(recipe: Recipe, samples: int, pilot: Pilot) -> Derived:
-    """How many samples training takes if the gain stays that of the pilot; it is smaller before and mostly larger after."""
+    """How many samples training takes if the gain stays that of the pilot: smaller before, mostly larger after."""
     gain = _gain(recipe, pilot)
     single = recipe.epochs * samples
     needed = round(single * recipe.workers / gain)
