@@ -42,6 +42,7 @@ def test_json_is_the_contract(scalewise, tmp_path):
         "metrics.jsonl",
         "checkpoints",
         "result.json",
+        "model.safetensors",
     }
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 31))

@@ -19,20 +19,7 @@ from conftest import environment
 from scalewise import records
 
 BUDGET = ["--epochs", "4"]
-RECIPE = [
-    "--workers",
-    "8",
-    "--worker-batch",
-    "16",
-    "--seed",
-    "3",
-    "--optimizer",
-    "adam",
-    "--lr",
-    "0.002",
-    "--lr-rule",
-    "sqrt",
-]
+RECIPE = "--workers 8 --worker-batch 16 --seed 3 --optimizer adam --lr 0.002 --lr-rule sqrt".split()
 FLAGS = [*RECIPE, *BUDGET, "--warmup-epochs", "0.4"]
 TASK = ["train", "digits", "--set", "bn=true", "--set", "dropout=0.2"]
 
@@ -213,6 +200,15 @@ def test_epochs_on_resume_win_over_stored_steps(scalewise):
     assert scalewise("train", "linear", "--resume", "run", "--epochs", 1, "--json").json["steps"] == 80
 
 
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory) -> Path:
+    """A finished run of digits."""
+    folder = tmp_path_factory.mktemp("two-steps")
+    process = start(folder, "train", "digits", "--steps", "2", "--out", "run", "--quiet")
+    assert process.communicate()[1] == ""
+    return folder / "run"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -223,8 +219,8 @@ def test_epochs_on_resume_win_over_stored_steps(scalewise):
         (["train", "digits", "--out", "run"], ["new or empty folder", "--resume run"]),
     ],
 )
-def test_another_task_or_recipe_is_refused(scalewise, tmp_path, arguments, words):
-    assert scalewise("train", "digits", "--steps", 2, "--out", "run", "--quiet").code == 0
+def test_another_task_or_recipe_is_refused(scalewise, tmp_path, two_steps, arguments, words):
+    shutil.copytree(two_steps, tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     outcome = scalewise(*arguments)
     assert outcome.code == 2
