@@ -19,7 +19,8 @@ from conftest import environment
 from scalewise import records
 
 BUDGET = ["--epochs", "4"]
-RECIPE = "--workers 8 --worker-batch 16 --seed 3 --optimizer adam --lr 0.002 --lr-rule sqrt".split()
+RECIPE = ["--workers", "8", "--worker-batch", "16", "--seed", "3", "--lr", "0.002", "--lr-rule", "sqrt"]
+RECIPE += ["--optimizer", "adam"]
 FLAGS = [*RECIPE, *BUDGET, "--warmup-epochs", "0.4"]
 TASK = ["train", "digits", "--set", "bn=true", "--set", "dropout=0.2"]
 
