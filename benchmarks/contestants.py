@@ -27,6 +27,7 @@ from rounds import (
 )
 from scalewise import Placement, Recipe
 from scalewise.engine.loop import Training
+from scalewise.engine.memory import keep_freed_memory
 from scalewise.engine.numerics import numerics
 
 FOR_EVER = 10**9
@@ -88,6 +89,18 @@ def sample_by_sample(work: Work) -> DataLoader[Any]:
     return DataLoader(TensorDataset(*work.data), batch_size=work.batch, shuffle=True, drop_last=True)
 
 
+def keeping_freed_memory(ready: Ready) -> Ready:
+    """The same in a process whose C library keeps a step's memory for the next one, as scalewise has it."""
+
+    @contextmanager
+    def with_setting(work: Work) -> Iterator[Round]:
+        keep_freed_memory()
+        with ready(work) as round:
+            yield round
+
+    return with_setting
+
+
 class WholeBatches(TensorDataset):
     """Gives a batch by indexing each tensor once, through the method that a DataLoader's fetcher prefers."""
 
@@ -126,6 +139,11 @@ ONE_WORKER = [
         "the same again (control)",
         "the hand-written loop a second time: what differs from 1.00 here is noise",
         endless(hand_written),
+    ),
+    Contestant(
+        "hand-written loop, freed memory kept",
+        "the hand-written loop with the C library's setting that scalewise makes, which most people do not know of",
+        keeping_freed_memory(endless(hand_written)),
     ),
     Contestant(
         "scalewise",

@@ -108,7 +108,8 @@ NOTE = (
     "faster): median (first to third quartile) of n cycles. In every cycle each contestant takes one round of the "
     'same number of steps; rounds begin with steps that are not timed, and the first cycles do not count. "CPU" is '
     "the same with the time in which the process was computing, which leaves out waiting for a core that others "
-    'use. "Short" marks steps under 10 ms. The C library keeps freed memory, for all alike. SGD with momentum, '
+    'use. "Short" marks steps under 10 ms. The C library keeps freed memory, for all alike where contestants share '
+    "processes; in processes of their own scalewise asks for it, and others where it is said. SGD with momentum, "
     "float32, channels-last."
 )
 
