@@ -40,7 +40,7 @@ def without_progress(text: str) -> str:
     """Drop what was drawn over again, and words about files that no longer exist."""
     lines = [line.split("\r")[-1] for line in text.replace("\r\n", "\n").split("\n")]
     cleaned = [re.sub(r"\x1b\[\??[0-9]*[A-HJKhl]", "", line) for line in lines]
-    return "\n".join(line for line in cleaned if not re.match(r"\s*(\x1b\[[0-9;]*m)*(step \d+/|run  )", line))
+    return "\n".join(line for line in cleaned if not re.match(r"\s*(\x1b\[[0-9;]*m)*(step [\d,]+|run  )", line))
 
 
 def main() -> None:

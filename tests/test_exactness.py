@@ -49,7 +49,7 @@ def test_every_recipe_on_three_processes(torchrun, known):
     ("processes", "names"),
     [
         (2, ["ghost batch norm", "batch norm over all workers", "growth", "adascale", "lars", "lamb", "muon"]),
-        (8, ["momentum", "batch norm", "several buckets, micro batches", "batch norm over all workers", "lamb"]),
+        (8, ["batch norm", "several buckets, micro batches", "lamb"]),
     ],
 )
 def test_remedies_on_other_numbers_of_processes(torchrun, known, processes, names):
@@ -60,7 +60,7 @@ def test_remedies_on_other_numbers_of_processes(torchrun, known, processes, name
 
 @pytest.mark.parametrize("processes", [5])
 def test_six_workers_on_any_number_of_processes(torchrun, known, processes):
-    names = ["adam", "batch norm", "tokens", "several buckets"]
+    names = ["batch norm", "tokens"]
     assert hashes(torchrun, processes, 6, *names) == reference(known, torchrun, 6, *names)
 
 
@@ -74,7 +74,7 @@ def test_placements_agree_and_recipes_differ(torchrun, known):
     assert len(set(everything)) == len(everything)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("processes", [1, 4])
 def test_the_command_gives_one_hash(scalewise, known, processes):
     flags = ["--workers", 8, "--worker-batch", 32, "--epochs", 1, "--seed", 0]
     result = scalewise("train", "digits", *flags, "--processes", processes, "--json", "--quiet").json

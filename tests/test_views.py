@@ -82,3 +82,15 @@ def test_the_bar_shows_loss_metric_rate_and_speed():
     second = view._numbers(Step(2, 0.2, 300, 0.05, 1.5, {"accuracy": 0.75}, 1.5))
     assert first == "loss 2, accuracy 50.00 %  LR 0.05"
     assert second == "loss 1.5, accuracy 75.00 %  LR 0.05  400 samples/s"
+
+
+def test_many_epochs_get_no_more_lines_than_a_screen_has():
+    view = views.TrainingView(quiet=False, steps=None, total=1000.0, done=0.0)
+    view.console = Console(file=io.StringIO(), width=100)
+    for epoch in range(1, 101):
+        view.show(Step(epoch, epoch, epoch, 0.1, 2.0, {}, 0.1, progress=10.0 * epoch))
+        view.show(Epoch(epoch, epoch, epoch, 0.1, {"loss": 1.0}, None, epoch == 51, 1.0, 100.0))
+    shown = [line.split()[0] for line in view.console.file.getvalue().splitlines()[1:]]
+    assert len(shown) <= views.EPOCH_LINES + 2
+    assert (shown[0], shown[-1]) == ("1.00", "100.00")
+    assert "51.00" in shown

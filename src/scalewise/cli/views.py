@@ -24,6 +24,7 @@ from scalewise.records import Epoch, Record, Result, Step
 
 # Metrics between 0 and 1 that people read as percentages.
 SHARES = ("accuracy",)
+EPOCH_LINES = 25
 
 
 def console(quiet: bool = False) -> Console:
@@ -205,6 +206,7 @@ class TrainingView:
         self._row = self._bar.add_task("train", total=total, completed=int(done), step=f"0{self._of}", numbers="")
         self._has_header = False
         self._started: tuple[float, int] | None = None
+        self._total, self._progress, self._next_line = total, done, 0.0
         self._input_seconds = 0.0
         self._steps = 0
 
@@ -217,10 +219,13 @@ class TrainingView:
         if isinstance(record, Step):
             self._input_seconds += record.input_seconds
             self._steps += 1
+            self._progress = record.progress
             if self._shows_bar:
                 shown = f"{record.step:,}{self._of}"
                 self._bar.update(self._row, completed=record.progress, step=shown, numbers=self._numbers(record))
         elif isinstance(record, Epoch):
+            if not (record.best or self._is_due()):
+                return
             if not self._has_header:
                 self.console.print(epoch_header(record), no_wrap=True)
                 self._has_header = True
@@ -229,6 +234,13 @@ class TrainingView:
             self.console.print()
             step_seconds = record.samples / max(record.steps, 1) / max(record.samples_per_second, 1e-9)
             self.console.print(result_table(record, self._input_seconds / max(self._steps * step_seconds, 1e-9)))
+
+    def _is_due(self) -> bool:
+        """Whether an epoch gets a line: no more than about EPOCH_LINES of them, evenly over the training."""
+        due = self._progress >= min(self._next_line, self._total)
+        if due:
+            self._next_line = self._progress + 0.999 * self._total / EPOCH_LINES
+        return due
 
     def _numbers(self, record: Step) -> str:
         if self._started is None:
