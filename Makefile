@@ -18,7 +18,7 @@ help:  ## Show the targets
 demo: .venv/ready  ## One worker, then eight workers on one and on two processes: the same bytes
 	@$(BIN)/python examples/demo.py
 
-test: .venv/ready  ## All tests (CPU, at most 12 minutes on 2 cores)
+test: .venv/ready  ## All tests (CPU, at most 15 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/ready  ## Format check, lint, types
