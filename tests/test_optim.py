@@ -13,8 +13,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import scalewise as sw
+from scalewise.engine.elementwise import ELEMENT_WISE
 from scalewise.errors import RecipeError
-from scalewise.optim import ELEMENT_WISE, OPTIMIZERS, layerwise
+from scalewise.optim import OPTIMIZERS, layerwise
 from scalewise.optim.norms import norm
 from scalewise.optim.rules import local_rate, local_rates, trust_ratio, trust_ratios
 from scalewise.recipe import Recipe

@@ -165,3 +165,35 @@ def test_help_does_not_import_torch(arguments):
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+LEAVE = """
+import gc, weakref
+import torch.distributed as dist
+from scalewise.engine.team import leave
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+import torch._dynamo  # as a user's model does that recomputes its activations
+group = weakref.ref(dist.group.WORLD)
+leave()
+gc.collect()
+assert group() is None
+"""
+
+
+def test_the_process_group_is_gone_when_the_job_is_left():
+    """Its threads abort a Python that ends before them."""
+    done = subprocess.run([sys.executable, "-c", LEAVE], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+STARTED = """
+import sys
+import scalewise as sw
+[*sw.train(sw.load_task("linear"), sw.Recipe(workers=2, steps=2, optimizer="adam", threads=1))]
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+
+
+def test_training_does_not_import_torchs_compiler():
+    done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[]\n", done.stdout + done.stderr

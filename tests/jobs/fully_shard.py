@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import scalewise as sw
-from scalewise.engine.team import import_before_joining
 
 OPTIMIZERS = {
     "LARS": lambda parameters: sw.optim.LARS(parameters, lr=0.5, weight_decay=0.1, trust_coefficient=0.1),
@@ -70,7 +69,6 @@ def compare(make) -> dict[str, float]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    import_before_joining()
     dist.init_process_group("gloo")
     found = {name: compare(make) for name, make in OPTIMIZERS.items()}
     if dist.get_rank() == 0:

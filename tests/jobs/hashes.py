@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import models
 from scalewise.engine import flat
-from scalewise.engine.team import import_before_joining
+from scalewise.engine.team import leave
 
 DIGITS = {"workers": 8, "worker_batch": 16, "steps": 6, "lr": 0.05}
 
@@ -63,7 +63,6 @@ PLACEMENTS = {
 def main(workers: int, names: list[str]) -> None:
 
     flat.BUCKET_BYTES = 256 << 10
-    import_before_joining()
     dist.init_process_group("gloo")
     found = {}
     for name, (task, fields, placements) in CASES.items():
@@ -85,7 +84,7 @@ def main(workers: int, names: list[str]) -> None:
             }
     if dist.get_rank() == 0:
         print(json.dumps(found))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

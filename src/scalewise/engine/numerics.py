@@ -11,6 +11,8 @@ import torch
 
 from scalewise.recipe import Recipe
 
+ALLOW, REFUSE = 0, 2  # operations without a deterministic version: torch's debug modes
+
 
 @contextmanager
 def numerics(recipe: Recipe, device: torch.device, exact: bool) -> Iterator[None]:
@@ -18,22 +20,24 @@ def numerics(recipe: Recipe, device: torch.device, exact: bool) -> Iterator[None
     assert recipe.threads is not None
     before = (
         torch.get_num_threads(),
-        torch.are_deterministic_algorithms_enabled(),
+        torch.get_deterministic_debug_mode(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark,
     )
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
-        _set(recipe.threads, exact, False, False)
+        _set(recipe.threads, REFUSE if exact else ALLOW, False, False)
+        if recipe.compile:
+            torch.use_deterministic_algorithms(exact)  # imports torch's compiler and tells it too
         yield
     finally:
         if not sys.is_finalizing():  # a generator that was never finished is closed when Python ends
             _set(*before)
 
 
-def _set(threads: int, deterministic: bool, fill: bool, benchmark: bool) -> None:
+def _set(threads: int, unrepeatable: int, fill: bool, benchmark: bool) -> None:
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    torch.set_deterministic_debug_mode(unrepeatable)
     torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = benchmark

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import os
 import socket
 import struct
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FunctionType
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from scalewise.engine.placement import DeviceName
 from scalewise.errors import PlacementError
 
 INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo's own setting
+HOLDERS_OF_THE_GROUP = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler")
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
 
 
@@ -103,13 +104,23 @@ def takes_part() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def import_before_joining() -> None:
-    """Import what would otherwise be imported in the middle of a job and keep its process group alive.
+def leave() -> None:
+    """End this process's part in the job.
 
-    torch.optim imports torch._dynamo when first used, and functions defined then hold the process group in their
-    default arguments: its threads outlive `destroy_process_group` and abort when Python exits (torch 2.13, gloo).
+    Some of torch's functions take the process group that is there when they are imported as a default argument. Its
+    threads would outlive `destroy_process_group` and abort when Python exits (torch 2.13, gloo). torch's compiler
+    imports them, and much of torch imports the compiler when first used.
     """
-    importlib.import_module("torch._dynamo")
+    for function in _functions_with_a_group():
+        defaults = function.__defaults__ or ()
+        function.__defaults__ = tuple(None if isinstance(value, dist.ProcessGroup) else value for value in defaults)
+    dist.destroy_process_group()
+
+
+def _functions_with_a_group() -> list[FunctionType]:
+    modules = [vars(sys.modules[name]) for name in HOLDERS_OF_THE_GROUP if name in sys.modules]
+    classes = [vars(value) for module in modules for value in module.values() if isinstance(value, type)]
+    return [value for names in modules + classes for value in names.values() if isinstance(value, FunctionType)]
 
 
 def choose_interface() -> None:
@@ -168,7 +179,6 @@ def joined(device_name: DeviceName) -> Iterator[Team]:
         raise PlacementError("several processes cannot share MPS; use --processes 1 or --device cpu")
     owner = not dist.is_initialized()
     if owner:
-        import_before_joining()
         choose_interface()
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         own = device if device.type == "cuda" else None
@@ -178,4 +188,4 @@ def joined(device_name: DeviceName) -> Iterator[Team]:
         yield Team(dist.get_rank(), dist.get_world_size(), device, here)
     finally:
         if owner:
-            dist.destroy_process_group()
+            leave()

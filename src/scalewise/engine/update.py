@@ -16,10 +16,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from scalewise.engine.elementwise import ELEMENT_WISE
 from scalewise.engine.flat import FlatLayout, Piece, Stretch, in_memory_order
 from scalewise.engine.layerwise import LAYER_WISE
 from scalewise.engine.reductions.protocol import Reduction
-from scalewise.optim import ELEMENT_WISE, OPTIMIZERS
+from scalewise.optim import OPTIMIZERS
 from scalewise.recipe import Recipe
 
 Reader = Callable[[str, int, int], Tensor]  # (name, start, stop) -> those elements, one-dimensional
@@ -46,7 +47,7 @@ class Rule(Protocol):
 
 
 class TorchRule:
-    """A torch optimizer whose parameters are the stretches; without its profiling and hooks."""
+    """An optimizer of whole tensors, which are the stretches; without its profiling and hooks."""
 
     def __init__(self, recipe: Recipe, stretches: list[Stretch]) -> None:
         self._stretches = stretches
@@ -72,16 +73,13 @@ class FlatOptimizer:
     def __init__(self, recipe: Recipe, layout: FlatLayout, weights: Tensor, reduction: Reduction) -> None:
         self._layout = layout
         owned = layout.parameter_stretches(reduction.owned)
-        layer_wise = LAYER_WISE.get(recipe.optimizer)
-        if layer_wise or recipe.optimizer in ELEMENT_WISE:
-            self._stretches = [_stretch(layout, weights, *bounds) for bounds in owned]
-        else:
-            self._stretches = _whole_parameters(layout, weights, owned)
-        self._rule: Rule = (
-            layer_wise(recipe, layout, self._stretches, reduction.complete)
-            if layer_wise
-            else TorchRule(recipe, self._stretches)
+        flat = recipe.optimizer in ELEMENT_WISE or recipe.optimizer in LAYER_WISE
+        self._stretches = (
+            [_stretch(layout, weights, *bounds) for bounds in owned]
+            if flat
+            else _whole_parameters(layout, weights, owned)
         )
+        self._rule = _rule(recipe, layout, self._stretches, reduction)
 
     @torch.no_grad()
     def step(self, gradient: Tensor, lr: float) -> None:
@@ -133,6 +131,14 @@ class FlatOptimizer:
                 f"{PREFIX}.{kind}.{piece.name}", piece.start, piece.stop
             )
         return value.detach()
+
+
+def _rule(recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], reduction: Reduction) -> Rule:
+    if recipe.optimizer in ELEMENT_WISE:
+        return ELEMENT_WISE[recipe.optimizer](recipe, stretches)
+    if recipe.optimizer in LAYER_WISE:
+        return LAYER_WISE[recipe.optimizer](recipe, layout, stretches, reduction.complete)
+    return TorchRule(recipe, stretches)
 
 
 def _stored(stretch: Stretch, value: object) -> list[Piece]:

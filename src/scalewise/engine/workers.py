@@ -114,8 +114,7 @@ class Workers:
             parameter.grad = None
         if ready is not None:
             self._ready, self._waiting = ready, set(range(len(self._parameters)))
-        start, gradient = loss.root(self._recipe.worker_batch)
-        start.backward(gradient=gradient)
+        loss.root(self._recipe.worker_batch).backward()
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         if ready is not None:
             for number in sorted(self._waiting):  # the loss did not depend on these
@@ -125,8 +124,7 @@ class Workers:
 
     def _gradients_alone(self, loss: Loss | MeanLoss) -> list[Tensor]:
         """The gradients without a trace in the parameters, which other workers' backward passes use too."""
-        start, gradient = loss.root(self._recipe.worker_batch)
-        found = torch.autograd.grad(start, self._parameters, gradient, allow_unused=True)
+        found = torch.autograd.grad(loss.root(self._recipe.worker_batch), self._parameters, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
 
     def _row(self, loss: Loss | MeanLoss) -> list[Number]:

@@ -1,8 +1,7 @@
 """Optimizers: LARS, LAMB and Muon for anyone's loop, and all of them by name.
 
-The table holds functions from parameters and recipe to a torch optimizer. The element-wise ones are torch's own kernels
-in their plain variant, so that a parameter's update does not depend on where its tensor is cut: the sharded optimizer
-updates pieces of tensors and must give the same bytes. The engine has its own way with the others (engine/update.py).
+The table holds functions from parameters and recipe to a torch optimizer. The engine does the same on its flat weights
+(engine/update.py).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from scalewise.optim.lars import LARS
 from scalewise.optim.muon import Muon
 from scalewise.recipe import OptimizerName, Recipe
 
-__all__ = ["ELEMENT_WISE", "LAMB", "LARS", "OPTIMIZERS", "Builder", "Muon"]
+__all__ = ["LAMB", "LARS", "OPTIMIZERS", "Builder", "Muon"]
 
 Builder = Callable[[Iterable[Tensor], Recipe], Optimizer]
 
@@ -101,4 +100,3 @@ OPTIMIZERS: dict[OptimizerName, Builder] = {
     "lamb": lamb,
     "muon": muon,
 }
-ELEMENT_WISE: frozenset[OptimizerName] = frozenset({"sgd", "momentum", "nesterov", "adam", "adamw"})

@@ -38,9 +38,9 @@ class Loss:
             got = f"shape {tuple(self.total.shape)}" if isinstance(self.total, Tensor) else type(self.total).__name__
             raise TaskError(f"a Loss needs its total as a tensor of one number (shape ()), got {got}; sum it first")
 
-    def root(self, unit: float) -> tuple[Tensor, Tensor]:
-        """Where backward starts, and its gradient there, for the gradient of total ÷ unit."""
-        return self.total, self.total.new_full((), 1 / unit)
+    def root(self, unit: float) -> Tensor:
+        """Where backward starts: total ÷ unit."""
+        return self.total * (1 / unit)
 
     def pairs(self) -> dict[str, tuple[Number, Number]]:
         """(sum, weight) of the loss and of every metric."""
@@ -59,9 +59,9 @@ class MeanLoss:
     samples: int
     metrics: dict[str, Number]
 
-    def root(self, unit: float) -> tuple[Tensor, Tensor]:
-        """Where backward starts, and its gradient there: samples ÷ unit, exactly 1 when unit is the samples."""
-        return self.mean, self.mean.new_full((), self.samples / unit)
+    def root(self, unit: float) -> Tensor:
+        """Where backward starts: the sum over samples ÷ unit, which is the mean when unit is the samples."""
+        return self.mean if self.samples == unit else self.mean * (self.samples / unit)
 
     def pairs(self) -> dict[str, tuple[Number, Number]]:
         """(sum, weight) of the loss and of every metric."""
