@@ -102,3 +102,21 @@ def test_what_may_change_on_resume():
     stored = Recipe(workers=2, threads=1)
     assert differing_fields(stored, stored.replace(epochs=9.0, steps=4, patience=2, target=0.5)) == []
     assert differing_fields(stored, stored.replace(lr=0.9, seed=3)) == ["lr", "seed"]
+
+
+@pytest.mark.parametrize(
+    ("given", "lr"),
+    [
+        ({"optimizer": "lamb"}, 0.01),
+        ({"optimizer": "lamb", "lr": 0.5}, 0.5),
+        ({"optimizer": "nesterov"}, 0.05),
+        ({"optimizer": "sgd"}, 0.5),
+        ({"optimizer": "momentum"}, 0.05),
+    ],
+)
+def test_an_optimizer_that_was_asked_for_gets_a_rate_of_its_own(given, lr):
+    base = Recipe(optimizer="momentum", lr=0.05, threads=1)
+    recipe, derived = resolve(base, given, "auto", 2)
+    assert recipe.lr == lr
+    assert [value.field for value in derived] == ([] if given.get("lr") or given["optimizer"] == "momentum" else ["lr"])
+    assert resolve(base, given, "plain", 2)[0].lr == given.get("lr", 0.05)

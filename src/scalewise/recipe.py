@@ -18,6 +18,16 @@ ScheduleName = Literal["constant", "cosine", "linear", "step", "growth"]
 RecipeMode = Literal["auto", "plain"]
 
 ADAPTIVE = frozenset({"adam", "adamw", "lamb", "muon"})  # the step's length does not grow with the gradient's
+USUAL_LR: dict[str, float] = {  # nearly the best for `digits` at its worker batch of 32 (docs/log.md)
+    "sgd": 0.2,
+    "momentum": 0.02,
+    "nesterov": 0.02,
+    "adam": 0.002,
+    "adamw": 0.002,
+    "lars": 1.0,  # these two are relative changes: of a thousandth of a layer's own norm, and of all of it
+    "lamb": 0.01,
+    "muon": 0.003,
+}
 CHANGEABLE_ON_RESUME = frozenset({"epochs", "steps", "patience", "target"})
 
 
@@ -246,6 +256,9 @@ def resolve(
     """
     recipe = base.replace(**given)
     derived: list[Derived] = []
+    if (mode or "auto") == "auto" and (rate := fitting_lr(base, given)):
+        recipe = recipe.replace(lr=rate.value)
+        derived.append(rate)
 
     def derive(field: str, value: float | int | str, reason: str) -> None:
         nonlocal recipe
@@ -320,6 +333,32 @@ def _derive_rates(recipe: Recipe, derive: Any, samples: int | None) -> None:  # 
         )
     if "warmup_epochs" not in chosen and rule != "none":
         derive("warmup_epochs", fitting_warmup(recipe, samples), "a scaled rate is too large for the first steps")
+
+
+def fitting_lr(base: Recipe, given: dict[str, Any]) -> Derived | None:
+    """The learning rate for an optimizer that was asked for instead of the task's own, where no rate was given.
+
+    >>> found = fitting_lr(Recipe(optimizer="momentum", lr=0.05), {"optimizer": "sgd"})
+    >>> found.value, found.reason
+    (0.5, "momentum's 0.05 ÷ (1 − 0.9): the same length in the long run")
+    >>> fitting_lr(Recipe(optimizer="adam", lr=0.002), {"optimizer": "adamw"}).value
+    0.002
+    """
+    wanted = base.replace(**given)
+    if "lr" in given or wanted.optimizer == base.optimizer:
+        return None
+    heavy, own = {"momentum", "nesterov"}, f"{base.optimizer}'s {base.lr:g}"
+    for family in (heavy, {"adam", "adamw"}):
+        if {base.optimizer, wanted.optimizer} <= family:
+            return Derived("lr", base.lr, f"{own}: {wanted.optimizer} takes the same")
+    if base.optimizer in heavy and wanted.optimizer == "sgd":
+        lr = base.lr / (1 - base.momentum)
+        return Derived("lr", round(lr, 10), f"{own} ÷ (1 − {base.momentum:g}): the same length in the long run")
+    if base.optimizer == "sgd" and wanted.optimizer in heavy:
+        lr = base.lr * (1 - wanted.momentum)
+        return Derived("lr", round(lr, 10), f"{own} × (1 − {wanted.momentum:g}): the same length in the long run")
+    reason = f"usual for {wanted.optimizer}; {own} is of another kind. --lr sets it"
+    return Derived("lr", USUAL_LR[wanted.optimizer], reason)
 
 
 def fitting_rule(recipe: Recipe) -> LrRule:

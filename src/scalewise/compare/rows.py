@@ -20,16 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scalewise.errors import RecipeError, UsageError
-from scalewise.recipe import ADAPTIVE, Recipe, RecipeMode, fitting_rule, fitting_warmup
+from scalewise.recipe import ADAPTIVE, USUAL_LR, Recipe, RecipeMode, fitting_rule, fitting_warmup
 
 LARGEST_GHOST_BATCH = 32  # samples: Hoffer et al. 2017 find groups of 16 to 128 alike; 32 is most tasks' worker batch
-# LAMB's step is about LR × the norm of a weight, whatever the gradient's scale, so its LR is a relative change per step
-# and hardly depends on the task; You et al. 2020 use 0.0018 at a batch of 512 and scale with the root.
-LAMB_LR = 0.002
-# LARS's step is LR × trust coefficient × the norm of a weight (You et al. 2017); 1.0 × 0.001 is a relative change like
-# LAMB's. Assumption: the root rule, by analogy; the paper scales by hand.
-LARS_LR = 1.0
-LARS_TRUST_COEFFICIENT = 0.001
 SWEEP_ROWS = ("naive", "auto")
 
 
@@ -148,19 +141,19 @@ def warm_up(facts: Facts, workers: int) -> Plan:
 
 def lars(facts: Facts, workers: int) -> Plan:
     """LARS with warm-up."""
+    lr = facts.base.lr if facts.base.optimizer == "lars" else USUAL_LR["lars"]
     return _with(
         warm_up(facts, workers),
-        f"warm-up with LARS instead, learning rate {LARS_LR:g} × √workers",
+        f"warm-up with LARS instead, learning rate {lr:g} × √workers",
         optimizer="lars",
-        lr=LARS_LR,
+        lr=lr,
         lr_rule="sqrt",
-        trust_coefficient=LARS_TRUST_COEFFICIENT,
     )
 
 
 def lamb(facts: Facts, workers: int) -> Plan:
-    """LAMB with warm-up, from the task's own learning rate where its optimizer is adaptive too."""
-    lr = facts.base.lr if facts.base.optimizer in ADAPTIVE else LAMB_LR
+    """LAMB with warm-up."""
+    lr = facts.base.lr if facts.base.optimizer == "lamb" else USUAL_LR["lamb"]
     return _with(
         warm_up(facts, workers),
         f"warm-up with LAMB instead, learning rate {lr:g} × √workers",

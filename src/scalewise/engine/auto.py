@@ -12,7 +12,7 @@ from typing import Any
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import DeviceName, Placement, available_cores
 from scalewise.engine.samples import open_samples
-from scalewise.recipe import Derived, Pilot, Recipe, RecipeMode, adapts, resolve
+from scalewise.recipe import Derived, Pilot, Recipe, RecipeMode, adapts, fitting_lr, resolve
 from scalewise.records import Step
 from scalewise.tasks.task import Task
 
@@ -42,7 +42,8 @@ def complete(
         known: the pilot of an earlier call.
     """
     samples = len(open_samples(task.train, 0, "training"))
-    wanted = base.replace(**given)
+    rate = fitting_lr(base, given) if mode == "auto" else None
+    wanted = base.replace(**given, **({"lr": rate.value} if rate else {}))
     found = None
     if mode == "auto" and adapts(wanted, epochs_fixed):
         found = known or measure(task, wanted, samples, device)
