@@ -130,7 +130,7 @@ def random_basis(parameters: int, dimensions: int) -> np.ndarray:
 
 def half_widths(x: np.ndarray, basis: np.ndarray | None, epsilon: float) -> np.ndarray:
     """ε·(|A⁺x| + 1), how far each coordinate may move."""
-    coordinates = x if basis is None else np.linalg.lstsq(basis, x, rcond=None)[0]
+    coordinates = x if basis is None else np.linalg.lstsq(basis, x.astype(basis.dtype), rcond=None)[0]
     widths: np.ndarray = epsilon * (np.abs(coordinates) + 1)
     return widths
 
@@ -139,8 +139,10 @@ def _largest(function: Function, x: np.ndarray, basis: np.ndarray | None, epsilo
     """max f(x + A·y) over the box."""
 
     def moved(y: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = function(x + (y if basis is None else basis @ y))
-        return value, gradient if basis is None else basis.T @ gradient
+        if basis is None:
+            return function(x + y)
+        value, gradient = function(x + basis @ y.astype(basis.dtype))
+        return value, (basis.T @ gradient.astype(basis.dtype)).astype(float)
 
     return largest_in_box(moved, half_widths(x, basis, epsilon), iterations)
 
