@@ -20,7 +20,7 @@ class Request:
     task: str
     settings: list[str]
     given: dict[str, Any]  # recipe fields set on the command line
-    recipe: str
+    recipe: str | None  # the file that it started from
 
 
 def save_request(folder: Path, request: Request) -> None:
@@ -35,8 +35,8 @@ def check_request(folder: Path, wanted: Request) -> None:
         after = getattr(wanted, name)
         if before != after:
             raise RunFolderError(
-                f"{folder} was begun with {name}={before}, got {after}; on resume task and recipe may not change: repeat "
-                f"the first command with --resume, or start anew without it"
+                f"{folder} was begun with {name}={before}, got {after}; on resume task and recipe may not change: "
+                f"repeat the first command with --resume, or start anew without it"
             )
 
 

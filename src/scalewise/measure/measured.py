@@ -1,0 +1,146 @@
+"""All parts of a measurement, one after another."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, replace
+from pathlib import Path
+
+from scalewise.engine.placement import Placement
+from scalewise.engine.run import RunFolder, RunRecipe
+from scalewise.errors import RunFolderError, TargetMissed
+from scalewise.measure.branch import BranchReport, branch
+from scalewise.measure.laboratory import TaskSource
+from scalewise.measure.landscape import line, plane
+from scalewise.measure.measurement import Measurement, Minimum
+from scalewise.measure.memory import largest_worker_batch
+from scalewise.measure.noise import measure_noise
+from scalewise.measure.sharpness import SUBSPACE, sharpness
+from scalewise.measure.sweep import SweepReport, sweep
+from scalewise.measure.throughput import throughput
+from scalewise.measure.trained import train_in
+from scalewise.measure.wanted import RANDOM, Wanted
+from scalewise.measure.weights import StoredWeights, stored_weights
+from scalewise.tasks.task import Task
+
+Notify = Callable[[str], None]
+
+
+def measured(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: Notify) -> Measurement:
+    """Measure what is wanted: first what may fail at once, last what takes longest.
+
+    Arguments:
+        task, run: what is learned, and how; the recipe is complete.
+        wanted: what is measured, and where.
+        folder: for the runs that are trained on the way; those that are there already are not trained again.
+        notify: told what is being done.
+    """
+    stored = [_of_this_task(stored_weights(path), run) for path in wanted.runs]
+    found = Measurement(task.name, run.recipe)
+    found = _machine(task, found, wanted, notify)
+    found = _scale(task, run, found, wanted, folder, notify)
+    return _minima(task, run, found, wanted, folder, stored, notify)
+
+
+@contextmanager
+def _timed(found: Measurement, part: str) -> Iterator[None]:
+    """Note how long a part takes."""
+    began = time.monotonic()
+    yield
+    found.seconds[part] = time.monotonic() - began
+
+
+def _machine(task: Task, found: Measurement, wanted: Wanted, notify: Notify) -> Measurement:
+    """What this machine holds, and how fast it is."""
+    placement = Placement(device=wanted.device)
+    if "memory" not in wanted.skip:
+        with _timed(found, "memory"):
+            fitting = largest_worker_batch(
+                task,
+                found.recipe,
+                budget=wanted.memory,
+                processes=wanted.processes or 1,
+                placement=placement,
+                notify=notify,
+            )
+        found = replace(found, memory=fitting)
+    if "throughput" not in wanted.skip:
+        largest = None if found.memory is None else found.memory.largest_worker_batch
+        with _timed(found, "throughput"):
+            speed = throughput(task, found.recipe, largest=largest, notify=notify)
+        found = replace(found, throughput=speed)
+    return found
+
+
+def _scale(task: Task, run: RunRecipe, found: Measurement, wanted: Wanted, folder: Path, notify: Notify) -> Measurement:
+    """The noise scale, and the critical batch by training where that is asked for."""
+    if "noise" not in wanted.skip:
+        with _timed(found, "noise"):
+            noise = measure_noise(task, run.recipe, layers=wanted.layers, device=wanted.device, notify=notify)
+        found = replace(found, noise=noise)
+    if wanted.verify is not None:
+        with _timed(found, "verify"):
+            try:
+                found = replace(found, verified=_verified(task, run, wanted, folder, notify))
+            except TargetMissed as error:  # a finding: what was measured before is worth keeping
+                found = replace(found, missed=str(error))
+    return found
+
+
+def _verified(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: Notify) -> BranchReport | SweepReport:
+    source = None if task.origin is None else TaskSource(*astuple(task.origin))
+    assert wanted.verify is not None
+    place = folder / wanted.verify
+    seeds = {} if wanted.seeds is None else {"seeds": wanted.seeds}
+    if wanted.verify == "branch":
+        return branch(task, run.recipe, folder=place, source=source, notify=notify, **seeds)
+    return sweep(task, run.recipe, folder=place, target=wanted.target, source=source, notify=notify, **seeds)
+
+
+def _of_this_task(found: StoredWeights, run: RunRecipe) -> StoredWeights:
+    """The weights, if they are of a run of this task."""
+    theirs, ours = ((os.path.normpath(part.task), sorted(part.settings)) for part in (found.run, run))
+    if theirs != ours:
+        raise RunFolderError(
+            f"{found.path} is a run of task {' '.join([found.run.task, *found.run.settings])}, got "
+            f"{' '.join([run.task, *run.settings])}; give the task and --set values of the run"
+        )
+    return found
+
+
+def _minima(
+    task: Task,
+    run: RunRecipe,
+    found: Measurement,
+    wanted: Wanted,
+    folder: Path,
+    stored: Sequence[StoredWeights],
+    notify: Notify,
+) -> Measurement:
+    """What lies between stored runs, and how sharp their minima are."""
+    if wanted.between is not None:
+        recipe, ends = stored[0].run.recipe, [weights.tensors for weights in stored[:2]]
+        with _timed(found, "landscape"):
+            found = replace(found, line=line(task, recipe, *ends, device=wanted.device, notify=notify))
+            if wanted.plane is not None:
+                third = None if wanted.plane == RANDOM else stored[2].tensors
+                there = plane(task, recipe, *ends, third, device=wanted.device, notify=notify)
+                found = replace(found, plane=there)
+    if wanted.sharpness:
+        with _timed(found, "sharpness"):
+            if not stored:
+                train_in(RunFolder(folder / "trained"), task, run, wanted.device, notify)
+                stored = [stored_weights(folder / "trained")]
+            found = replace(found, sharpness=tuple(_minimum(task, weights, wanted, notify) for weights in stored))
+    return found
+
+
+def _minimum(task: Task, weights: StoredWeights, wanted: Wanted, notify: Notify) -> Minimum:
+    full, subspace = (
+        sharpness(task, weights.run.recipe, weights.tensors, subspace=dimensions, device=wanted.device, notify=notify)
+        for dimensions in (None, SUBSPACE)
+    )
+    return Minimum(str(weights.path), full, subspace)
