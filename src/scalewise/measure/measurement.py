@@ -43,6 +43,7 @@ class Measurement:
     sharpness: tuple[Minimum, ...] | None = None
     line: Line | None = None
     plane: Plane | None = None
+    missed: str | None = None  # why `verified` is missing although it was tried
     seconds: dict[str, float] = field(default_factory=dict)  # that each part took
 
     @property
@@ -82,10 +83,29 @@ class Measurement:
             "critical_batch": None if self.critical is None else self.critical.to_json(),
             "efficiency": [row.to_json() for row in self.efficiencies],
             "verified": self._verified(),
+            "missed": self.missed,
             **self._machine(),
             "sharpness": None if self.sharpness is None else [minimum.to_json() for minimum in self.sharpness],
             "landscape": self._landscape(),
             "seconds": self.seconds,
+        }
+
+    def _noise(self) -> dict[str, Any]:
+        if self.noise is None:
+            missing = dict.fromkeys(("noise_scale", "verdict", "plain", "preconditioned"))
+            return {**missing, "stages": [], "layers": []}
+        return self.noise.to_json()
+
+    def _machine(self) -> dict[str, Any]:
+        memory, speed = self.memory, self.throughput
+        rates = {} if speed is None else speed.to_json()
+        rows = rates.pop("rows", [])
+        return {
+            "largest_worker_batch": None if memory is None else memory.largest_worker_batch,
+            "memory": None if memory is None else memory.to_json(),
+            "throughput": [{name: row[name] for name in ("worker_batch", "samples_per_second")} for row in rows],
+            "training": rows,
+            **rates,
         }
 
     def _verified(self) -> dict[str, Any] | None:
