@@ -375,6 +375,6 @@ def _how_sharpness(found: Measurement) -> str:
         return ""
     full = found.sharpness[0].full
     return (
-        f"L-BFGS-B, {full.iterations} iterations from each of 2 starts, {full.samples:,} samples, batch-norm statistics "
-        f"of the weights"
+        f"L-BFGS-B, {full.iterations} iterations from each of 2 starts, {full.samples:,} samples, "
+        f"batch-norm statistics of the weights"
     )
