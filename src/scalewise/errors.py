@@ -13,6 +13,7 @@ ScalewiseError              1  it ran and failed
 ├── CheckpointError         1  a checkpoint or record could not be read or written
 ├── ProcessFailed           1  one of the processes died
 ├── LostContact             1  another process stopped answering
+├── TargetMissed            3  it ran but did not reach the loss asked for
 ├── Interrupted       130/143  a signal stopped it; the state is saved
 └── Failed                  ?  another process's failure, passed on with its words and exit code
 """
@@ -74,6 +75,12 @@ class ProcessFailed(ScalewiseError):
 
 class LostContact(ScalewiseError):
     """Another process stopped answering; it knows why."""
+
+
+class TargetMissed(ScalewiseError):
+    """It ran but did not reach the loss asked for."""
+
+    exit_code = 3
 
 
 class Interrupted(ScalewiseError):

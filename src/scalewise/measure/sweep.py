@@ -1,0 +1,301 @@
+"""The critical batch, measured directly: steps to one validation loss over a ladder of global batches.
+
+At every global batch the learning rate is tuned with the same budget of rates on a seed of its own, then several seeds
+are trained at the chosen rate, and the law S = S_min · (1 + B_crit ÷ B) is fitted to their medians.
+
+- The rate is constant. Under a schedule that decays, the steps to a loss depend on the length the schedule was planned
+  for, which would have to be tuned for each global batch too (Shallue et al. 2019). At a constant rate every prefix of
+  a run is a run in its own right, so one run tells where it first reaches the loss.
+- Batch-norm statistics stay those of a worker: a larger global batch is more workers of the task's own worker batch.
+  Only models without batch norm are tried below it, with one worker of fewer samples.
+- Rungs are climbed from below. A larger global batch never needs more steps, so the steps of the rung below bound the
+  budget of the next, and its rate is where the next search begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from scalewise.engine import streams
+from scalewise.engine.samples import hold_out, open_samples
+from scalewise.errors import TargetMissed, UsageError
+from scalewise.measure import rates
+from scalewise.measure.critical import CriticalBatch, HeldOut, Law, fit_law, held_out_one_by_one
+from scalewise.measure.curves import evaluation_steps, loss_at
+from scalewise.measure.laboratory import Laboratory, Notify, TaskSource, silent
+from scalewise.measure.trials import Trial
+from scalewise.recipe import Recipe
+from scalewise.tasks.task import Task
+
+SEEDS = 5
+TUNING_SEED = 0  # the measured seeds are 1, 2, …
+TARGET_SHARE = 0.5  # of the task's epochs: the loss a single worker has there is the target
+BELOW, ABOVE = 2, 5  # doublings of the worker batch, down and up
+LARGEST_SHARE = 0.5  # of the training data: beyond, sampling without replacement leaves too little noise for the law
+FEWEST_RUNGS = 3  # that a law with two parameters needs
+SLACK = 1.5  # times the best so far: a rate that takes longer is stopped
+SEED_SLACK = 2.0
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What was found at one global batch."""
+
+    global_batch: int
+    workers: int
+    worker_batch: int
+    lr: float
+    tried: dict[float, float | None]  # steps by rate
+    steps: list[float | None]  # by seed; None where the target was not reached in the budget
+
+    @property
+    def median_steps(self) -> float:
+        """The median over seeds; a run that did not get there counts as longer than all others."""
+        return float(np.median([np.inf if steps is None else steps for steps in self.steps]))
+
+    @property
+    def at_end(self) -> bool:
+        """Whether a rate beyond those tried may be better."""
+        return rates.at_end(self.tried, self.lr)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `rungs`."""
+        tried = [{"lr": rate, "steps": steps} for rate, steps in sorted(self.tried.items())]
+        samples = self.median_steps * self.global_batch
+        return asdict(self) | {
+            "tried": tried,
+            "median_steps": self.median_steps,
+            "median_samples": samples,
+            "at_end": self.at_end,
+        }
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """Steps to a validation loss by global batch, the law through them, and how it predicts what it has not seen."""
+
+    target: float
+    seeds: int
+    rungs: list[Rung]
+    law: Law
+    held_out: list[HeldOut]
+    notes: list[str]
+
+    @property
+    def critical(self) -> CriticalBatch:
+        """The critical batch."""
+        return self.law.critical
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `sweep`."""
+        return {
+            "target_loss": self.target,
+            "seeds": self.seeds,
+            "rungs": [rung.to_json() for rung in self.rungs],
+            "law": self.law.to_json(),
+            "held_out": [row.to_json() for row in self.held_out],
+            "notes": self.notes,
+        }
+
+
+def sweep(
+    task: Task,
+    recipe: Recipe,
+    *,
+    folder: Path,
+    target: float | None = None,
+    seeds: int = SEEDS,
+    global_batches: Sequence[int] | None = None,
+    source: TaskSource | None = None,
+    jobs: int | None = None,
+    notify: Notify = silent,
+) -> SweepReport:
+    """Measure steps to a validation loss over global batches and fit the law to them.
+
+    Arguments:
+        task: what is learned.
+        recipe: its single-worker recipe: worker batch, optimizer, rate to start from, epochs.
+        folder: remembers every trial; the same call with the same folder goes on where it was.
+        target: the validation loss; by default the one a single worker has after half its epochs at its own rate.
+        seeds: runs at the chosen rate of each global batch.
+        global_batches: which, by default doublings around the worker batch.
+        source: where other processes load the task from; without it everything is done in this process.
+        jobs: trials at the same time, by default one per core.
+        notify: told a line now and then.
+    """
+    if seeds < 1:
+        raise UsageError(f"seeds must be at least 1, got {seeds}")
+    ladder = sorted(set(global_batches or default_ladder(task, recipe)))
+    _check_ladder(ladder, recipe)
+    with Laboratory(task, folder, source, jobs) as laboratory:
+        climb = _Climb(laboratory, task, constant_rate(recipe), seeds, notify)
+        climb.begin(target)
+        for global_batch in ladder:
+            if not climb.step_up(global_batch):
+                break
+    return climb.report(len(ladder))
+
+
+def constant_rate(recipe: Recipe) -> Recipe:
+    """A single worker's recipe without schedule, warm-up or rule; one thread, as several trials share the machine."""
+    return recipe.replace(workers=1, lr_rule="none", schedule="constant", warmup_epochs=0.0, steps=None, patience=None,
+                          target=None, threads=recipe.threads or 1)  # fmt: skip
+
+
+def default_ladder(task: Task, recipe: Recipe) -> list[int]:
+    """Doublings of the worker batch, up to half of the training data; below it only where there is no batch norm."""
+    worker_batch = recipe.worker_batch
+    down = 0 if has_batch_norm(task) else BELOW
+    smaller = [worker_batch // 2**power for power in range(down, 0, -1) if worker_batch % 2**power == 0]
+    larger = [worker_batch * 2**power for power in range(ABOVE + 1)]
+    most = LARGEST_SHARE * training_samples(task)
+    return [batch for batch in smaller + larger if batch <= most]
+
+
+def has_batch_norm(task: Task) -> bool:
+    """Whether the model normalizes over its batch."""
+    with streams.undisturbed():
+        return any(isinstance(module, _BatchNorm) for module in task.model().modules())
+
+
+def training_samples(task: Task) -> int:
+    """Samples that are trained on once validation data are held out."""
+    samples = open_samples(task.train, 0, "training")
+    return len(samples if task.validation is not None else hold_out(samples)[0])
+
+
+def at_global_batch(recipe: Recipe, global_batch: int) -> Recipe:
+    """As many workers of the task's own worker batch as make the global batch, or one smaller worker.
+
+    >>> wide = at_global_batch(Recipe(worker_batch=32), 128)
+    >>> wide.workers, wide.worker_batch, at_global_batch(Recipe(worker_batch=32), 8).worker_batch
+    (4, 32, 8)
+    """
+    if global_batch < recipe.worker_batch:
+        return recipe.replace(worker_batch=global_batch, micro_batch=None, batch_norm="worker")
+    return recipe.replace(workers=global_batch // recipe.worker_batch)
+
+
+def _check_ladder(ladder: Sequence[int], recipe: Recipe) -> None:
+    uneven = [batch for batch in ladder if batch < 1 or (batch > recipe.worker_batch and batch % recipe.worker_batch)]
+    if uneven:
+        raise UsageError(
+            f"a global batch above the worker batch must be a multiple of it ({recipe.worker_batch}), got {uneven[0]}"
+        )
+    if len(ladder) < FEWEST_RUNGS:
+        raise UsageError(
+            f"a sweep needs at least {FEWEST_RUNGS} global batches, got {', '.join(map(str, ladder))}; lower "
+            f"--worker-batch (with batch norm none is tried below it, and none above half of the training data)"
+        )
+
+
+class _Climb:
+    """A ladder being climbed: the rungs so far, and what they say of the next one."""
+
+    def __init__(self, laboratory: Laboratory, task: Task, recipe: Recipe, seeds: int, notify: Notify) -> None:
+        self._laboratory, self._recipe, self._seeds, self._notify = laboratory, recipe, seeds, notify
+        self._steps_per_epoch = training_samples(task) / recipe.worker_batch
+        self._rungs: list[Rung] = []
+        self._notes: list[str] = []
+
+    def begin(self, target: float | None) -> None:
+        """Train one worker at its own rate, to choose the target or to see how long it takes to a given one."""
+        share = 1.0 if target is not None else TARGET_SHARE
+        budget = max(2, round(share * self._recipe.epochs * self._steps_per_epoch))
+        name = "reference" if target is None else f"reference-{target:.6g}"
+        recipe = self._recipe.replace(steps=budget, seed=TUNING_SEED)
+        trial = Trial(name, recipe, evaluation_steps(budget, budget), budget, target)
+        (curve,) = self._laboratory.curves([trial])
+        if not curve.points:
+            raise TargetMissed(
+                f"the single worker must learn at its own learning rate, it diverged at {self._recipe.lr:g}; lower --lr"
+            )
+        self._target = rounded_up(loss_at(curve.points, budget)) if target is None else target
+        self._reference = curve.steps_to(self._target) or float(budget)
+        self._least = curve.least
+        self._notify(f"one worker at its own rate: {self._reference:,.0f} steps to validation loss {self._target:.4g}")
+
+    def step_up(self, global_batch: int) -> bool:
+        """Measure one more rung; says whether it was reached."""
+        base = at_global_batch(self._recipe, global_batch)
+        tried = self._tune(base)
+        lr = rates.chosen(tried)
+        fewest = min((steps for steps in tried.values() if steps is not None), default=None)
+        if lr is None or fewest is None:
+            self._notes.append(f"global batch {global_batch} did not reach the target at any of {len(tried)} rates")
+            return False
+        budget = round(SEED_SLACK * fewest) + 1
+        trials = [self._trial(base, lr, seed, fewest, budget) for seed in range(1, self._seeds + 1)]
+        steps = [curve.steps_to(self._target) for curve in self._laboratory.curves(trials)]
+        rung = Rung(global_batch, base.workers, base.worker_batch, lr, tried, steps)
+        if not np.isfinite(rung.median_steps):
+            self._notes.append(f"global batch {global_batch} did not reach the target with most seeds")
+            return False
+        self._rungs.append(rung)
+        self._notify(
+            f"global batch {global_batch:,}: {rung.median_steps:,.0f} steps at learning rate {lr:g} "
+            f"({self._seeds} seed{'' if self._seeds == 1 else 's'})"
+        )
+        return True
+
+    def _tune(self, base: Recipe) -> dict[float, float | None]:
+        """Steps by learning rate, for the same number of rates at every global batch."""
+        expected, suggested = self._expected(base)
+        budget = round(SLACK * expected) + 1
+        tried = self._try(base, rates.first_rates(suggested), expected, budget)
+        fewest = min((steps for steps in tried.values() if steps is not None), default=expected)
+        more = self._try(base, rates.next_rates(tried), fewest, min(budget, round(SLACK * fewest) + 1))
+        return tried | more
+
+    def _expected(self, base: Recipe) -> tuple[float, float]:
+        """At most so many steps, and the rate to begin with: from the rung below, or from the single worker."""
+        if self._rungs:
+            below = self._rungs[-1]
+            return below.median_steps, below.lr
+        ratio = base.global_batch / self._recipe.worker_batch
+        return self._reference * max(1.0, 1 / ratio), self._recipe.lr * rates.rule_factor(base, ratio)
+
+    def _try(self, base: Recipe, some: Sequence[float], expected: float, budget: int) -> dict[float, float | None]:
+        trials = [self._trial(base, lr, TUNING_SEED, expected, budget) for lr in some]
+        curves = self._laboratory.curves(trials)
+        self._least = min(self._least, *(curve.least for curve in curves))
+        return {lr: curve.steps_to(self._target) for lr, curve in zip(some, curves, strict=True)}
+
+    def _trial(self, base: Recipe, lr: float, seed: int, expected: float, budget: int) -> Trial:
+        recipe = base.replace(lr=lr, seed=seed, steps=budget)
+        name = f"batch{base.global_batch}-lr{lr:g}-seed{seed}"
+        return Trial(name, recipe, evaluation_steps(expected, budget), budget, self._target)
+
+    def report(self, wanted: int) -> SweepReport:
+        """The law through the rungs; too few of them are an error."""
+        if len(self._rungs) < FEWEST_RUNGS:
+            raise TargetMissed(
+                f"validation loss {self._target:.4g} must be reached at {FEWEST_RUNGS} global batches or more, it was "
+                f"at {len(self._rungs)} of {wanted} (the best loss of any trial was {self._least:.4g}); give a higher "
+                f"target, or more --epochs"
+            )
+        notes = self._notes + [
+            f"at global batch {rung.global_batch} the best rate was the last one tried, {rung.lr:g}; the steps there "
+            f"may be too many"
+            for rung in self._rungs
+            if rung.at_end
+        ]
+        runs = [(rung.global_batch, rung.median_steps) for rung in self._rungs]
+        return SweepReport(self._target, self._seeds, self._rungs, fit_law(runs), held_out_one_by_one(runs), notes)
+
+
+def rounded_up(loss: float) -> float:
+    """The next number of three digits, so that the target can be read, and given again.
+
+    >>> rounded_up(0.123401)
+    0.124
+    """
+    unit = 10.0 ** (math.floor(math.log10(abs(loss))) - 2) if loss else 1.0
+    return float(f"{math.ceil(loss / unit) * unit:.3g}")
