@@ -1,0 +1,1 @@
+"""Experiments that use the engine: how far can this model scale?"""
