@@ -12,6 +12,7 @@ ScalewiseError              1  it ran and failed
 ├── UserCodeError           1  the task's own code raised
 ├── CheckpointError         1  a checkpoint or record could not be read or written
 ├── ProcessFailed           1  one of the processes died
+├── TooLittleMemory         1  the memory does not hold one sample's training
 ├── LostContact             1  another process stopped answering
 ├── TargetMissed            3  it ran but did not reach the loss asked for
 ├── Interrupted       130/143  a signal stopped it; the state is saved
@@ -71,6 +72,10 @@ class CheckpointError(ScalewiseError):
 
 class ProcessFailed(ScalewiseError):
     """One of the processes died."""
+
+
+class TooLittleMemory(ScalewiseError):
+    """The memory does not hold the training of one sample."""
 
 
 class LostContact(ScalewiseError):
