@@ -280,18 +280,20 @@ def line_view(line: Line, plane: Plane | None) -> RenderableType:
     first, last = line.rows[0].alpha, line.rows[-1].alpha
     for part in ("train", "test"):
         losses = [_loss(row, part) for row in line.rows]
-        finite = [loss for loss in losses if math.isfinite(loss)]
-        table.add_row(
-            f"{part} loss", f"[dim]{number(first)}[/dim] {heights(losses)} [dim]{number(last)}[/dim]",
-            f"{number(min(finite))} to {number(max(finite))}",
-        )  # fmt: skip
+        shown = f"[dim]{number(first)}[/dim] {heights(losses)} [dim]{number(last)}[/dim]"
+        table.add_row(f"{part} loss", shown, _range(losses))
     known = "not known" if line.barrier is None else number(line.barrier)
     notes = [f"distance {number(line.distance)}, barrier {known} (0: they lie in one basin)"]
     if plane is not None:
         losses = [row.train["loss"] for row in plane.rows]
         third = "a random direction" if plane.direction == "random" else "the third run"
-        notes.append(f"plane with {third}: {len(losses)} points, loss {number(min(losses))} to {number(max(losses))}")
+        notes.append(f"plane with {third}: {len(losses)} points, loss {_range(losses)}")
     return Group(table, *(Text(note, style="dim") for note in notes))
+
+
+def _range(losses: Sequence[float]) -> str:
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return f"{number(min(finite))} to {number(max(finite))}" if finite else "nowhere finite"
 
 
 def _loss(row: LinePoint, part: str) -> float:
@@ -301,14 +303,14 @@ def _loss(row: LinePoint, part: str) -> float:
 def heights(values: Sequence[float]) -> str:
     """Values as heights on a logarithmic axis; what is not finite is highest.
 
-    >>> heights([0.01, 0.1, 1.0, float("inf")])
-    '▁▄██'
+    >>> heights([0.01, 1.0, float("inf")])
+    '▁██'
     """
     logs = [math.log(max(value, 1e-12)) if math.isfinite(value) else math.inf for value in values]
-    finite = [value for value in logs if math.isfinite(value)]
-    low, high = min(finite), max(finite)
-    shares = [1.0 if value == math.inf else (value - low) / ((high - low) or 1.0) for value in logs]
-    return "".join(HEIGHTS[min(int(share * len(HEIGHTS)), len(HEIGHTS) - 1)] for share in shares)
+    finite = [value for value in logs if math.isfinite(value)] or [0.0]
+    low, span = min(finite), max(finite) - min(finite) or 1.0
+    shares = [min(1.0, (value - low) / span) for value in logs]
+    return "".join(HEIGHTS[round(share * (len(HEIGHTS) - 1))] for share in shares)
 
 
 def sharpness_table(minima: Sequence[Minimum]) -> Table:

@@ -93,11 +93,13 @@ def _scale(task: Task, run: RunRecipe, found: Measurement, wanted: Wanted, folde
 def _verified(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: Notify) -> BranchReport | SweepReport:
     source = None if task.origin is None else TaskSource(*astuple(task.origin))
     assert wanted.verify is not None
-    place = folder / wanted.verify
+    place, recipe = folder / wanted.verify, run.recipe
+    if any(value.field == "threads" for value in run.derived):
+        recipe = recipe.replace(threads=1)  # several runs share the machine
     seeds = {} if wanted.seeds is None else {"seeds": wanted.seeds}
     if wanted.verify == "branch":
-        return branch(task, run.recipe, folder=place, source=source, notify=notify, **seeds)
-    return sweep(task, run.recipe, folder=place, target=wanted.target, source=source, notify=notify, **seeds)
+        return branch(task, recipe, folder=place, source=source, notify=notify, **seeds)
+    return sweep(task, recipe, folder=place, target=wanted.target, source=source, notify=notify, **seeds)
 
 
 def _of_this_task(found: StoredWeights, run: RunRecipe) -> StoredWeights:
