@@ -111,7 +111,7 @@ def test_cheap_and_direct_are_shown_together(critical, word):
     shown = rendered(view.screen(found, 90), width=90)
     assert "steps to validation loss 0.123, median of 1 seeds" in shown
     assert f"cheap and direct: {word}" in shown
-    assert f"critical batch ≈ {view.number(view._rounded(law.critical.value))};" in " ".join(shown.split())
+    assert f"critical batch ≈ {view.rough(law.critical.value)};" in " ".join(shown.split())
     document = found.to_json()
     assert document["critical_batch"]["method"] == "sweep"
     assert document["verified"]["cheap"]["method"] == "noise scale"

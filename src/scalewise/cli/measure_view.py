@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -30,14 +31,16 @@ BAR_WIDTH = 24
 HEIGHTS = "▁▂▃▄▅▆▇█"
 TWO_COLUMNS = 100  # width from which tables stand side by side
 LAYER_LINES = 12
+LINE_SECONDS = 2.0  # between lines, where there is no terminal
 
 
 class MeasureView:
-    """What is being done now, on a terminal; elsewhere a line each."""
+    """What is being done now: on a terminal in one place, elsewhere a line now and then."""
 
     def __init__(self, quiet: bool) -> None:
         self.console = console(quiet)
         self._status = self.console.status("measuring") if self.console.is_terminal and not quiet else None
+        self._quiet_until = 0.0
 
     def live(self) -> AbstractContextManager[object]:
         """The context in which it is on the screen."""
@@ -47,8 +50,9 @@ class MeasureView:
         """Show what is being done."""
         if self._status is not None:
             self._status.update(escape(line))
-        else:
+        elif time.monotonic() >= self._quiet_until:
             self.console.print(line, style="dim", markup=False)
+            self._quiet_until = time.monotonic() + LINE_SECONDS
 
 
 def screen(found: Measurement, width: int) -> RenderableType:
@@ -98,7 +102,7 @@ def sentence(found: Measurement) -> str:
         parts.append(f"noise scale {with_interval(found.noise.used)}")
     critical = found.critical
     if critical is not None and critical.value is not None:
-        parts.append(f"critical batch ≈ {number(_rounded(critical.value))}")
+        parts.append(f"critical batch ≈ {rough(critical.value)}")
         own = next(row for row in found.efficiencies if row.workers == found.recipe.workers)
         parts.append(f"at {own.workers} × {found.recipe.worker_batch:,} each sample is worth {_percent(own.worth)}")
     if found.memory is not None:
@@ -118,16 +122,20 @@ def _largest(memory: MemoryReport) -> str:
 def with_interval(estimate: NoiseEstimate) -> str:
     """A noise scale with its 95 % interval."""
     if estimate.value is None:
-        return "not known" if not estimate.low else f"at least {number(_rounded(estimate.low))}"
+        return "not known" if not estimate.low else f"at least {rough(estimate.low)}"
     if estimate.low is None:
-        return f"{number(_rounded(estimate.value))} (no interval)"
-    high = "∞" if estimate.high is None else number(_rounded(estimate.high))
-    return f"{number(_rounded(estimate.value))} ({number(_rounded(estimate.low))}–{high})"
+        return f"{rough(estimate.value)} (no interval)"
+    high = "∞" if estimate.high is None else rough(estimate.high)
+    return f"{rough(estimate.value)} ({rough(estimate.low)}–{high})"
 
 
-def _rounded(value: float) -> float:
-    """Three digits: a noise scale is not known better."""
-    return float(f"{value:.3g}")
+def rough(value: float) -> str:
+    """Three digits, as nothing here is known better, and no fractions of a sample above ten.
+
+    >>> rough(1234.5), rough(97.31), rough(3.14159)
+    ('1,230', '97', '3.1')
+    """
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _percent(share: float | None) -> str:
@@ -136,7 +144,13 @@ def _percent(share: float | None) -> str:
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="dim"
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+        min_width=len(title) + 2,
     )
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
@@ -203,9 +217,9 @@ def throughput_table(report: ThroughputReport) -> Table:
         mark = "cyan" if row.worker_batch >= report.knee else "blue"
         table.add_row(
             f"{row.worker_batch:,}",
-            number(_rounded(row.samples_per_second)),
+            rough(row.samples_per_second),
             Text(bar(row.samples_per_second / best), style=mark, justify="left"),
-            number(_rounded(inference[row.worker_batch])) if row.worker_batch in inference else "",
+            rough(inference[row.worker_batch]) if row.worker_batch in inference else "",
         )
     return table
 
@@ -229,7 +243,7 @@ def memory_table(report: MemoryReport) -> Table:
         table.add_row(part.name, show_bytes(part.bytes))
     table.add_row("peak, predicted", show_bytes(report.baseline_bytes + report.predicted_peak_bytes), style="bold")
     table.add_row("peak, measured", show_bytes(report.baseline_bytes + report.measured_peak_bytes), style="bold")
-    table.add_row(f"of {report.budget_source}", show_bytes(report.process_bytes))
+    table.add_row(f"budget, {report.budget_source}", show_bytes(report.process_bytes))
     return table
 
 
@@ -348,9 +362,10 @@ def how(found: Measurement) -> RenderableType:
 def _how_memory(found: Measurement) -> str:
     if found.memory is None:
         return ""
-    count = found.memory.processes
-    of = "a process" if count == 1 else f"{count} processes"
-    return f"{len(found.memory.trials)} worker batches really trained in {of}, {found.memory.device}"
+    tried, count = len(found.memory.trials), found.memory.processes
+    batches = "1 worker batch" if tried == 1 else f"{tried} worker batches"
+    of = "a process of its own" if count == 1 else f"{count} processes"
+    return f"predicted from a trace, then {batches} really trained in {of}"
 
 
 def _how_throughput(found: Measurement) -> str:

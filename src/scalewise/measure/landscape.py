@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scalewise.engine import streams
 from scalewise.engine.placement import DeviceName
 from scalewise.measure.surface import SAMPLES, Surface, Weights, opened
 from scalewise.recipe import Recipe
@@ -197,7 +198,7 @@ def filter_normalized(weights: np.ndarray, shapes: Sequence[torch.Size]) -> np.n
     A filter is what makes one output: weights[i] of a matrix or kernel. Biases and norm weights, which have one
     dimension, do not move. The same in every call.
     """
-    generator = np.random.Generator(np.random.PCG64(0))
+    generator = np.random.Generator(np.random.PCG64(streams.key("direction")))
     parts = []
     place = 0
     for shape in shapes:

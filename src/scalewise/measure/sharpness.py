@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import Bounds, minimize
 
+from scalewise.engine import streams
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import NonFiniteLoss
 from scalewise.measure.surface import SAMPLES, Weights, opened
@@ -122,7 +123,7 @@ def random_basis(parameters: int, dimensions: int) -> np.ndarray:
 
     They are kept whole, 4 bytes each: 100 dimensions of a million parameters take 400 MB.
     """
-    generator = np.random.Generator(np.random.PCG64(0))
+    generator = np.random.Generator(np.random.PCG64(streams.key("subspace")))
     columns = generator.standard_normal((parameters, min(dimensions, parameters)), dtype=np.float32)
     columns /= np.linalg.norm(columns, axis=0)
     return columns
@@ -157,7 +158,9 @@ def largest_in_box(function: Function, widths: np.ndarray, iterations: int) -> f
     slope = widths * gradient
     scale = float(np.abs(slope).mean()) or 1.0
     uphill = np.where(
-        slope == 0, np.random.Generator(np.random.PCG64(0)).choice((-1.0, 1.0), len(slope)), np.sign(slope)
+        slope == 0,
+        np.random.Generator(np.random.PCG64(streams.key("corner"))).choice((-1.0, 1.0), len(slope)),
+        np.sign(slope),
     )
 
     def descending(u: np.ndarray) -> tuple[float, np.ndarray]:
