@@ -81,16 +81,29 @@ def test_a_noise_scale_that_is_not_enough_says_what_is_missing():
 def test_tables():
     assert rendered(view.noise_table(noise(preconditioned=NOISE))) == (
         "noise scale over training\n"
-        "         step         samples (95 %)        preconditioned\n"
-        "start       0          400 (320–520)  1,300 (1,050–1,700)\n"
-        "middle    500      1,200 (960–1,560)  1,300 (1,050–1,700)\n"
-        "end     1,000  2,400 (1,920–3,120)  1,300 (1,050–1,700)\n"
-        "average        1,300 (1,050–1,700)  1,300 (1,050–1,700)"
+        "          step       samples (95 %)       preconditioned\n"
+        "start        0        400 (320–520)  1,300 (1,050–1,700)\n"
+        "middle     500    1,200 (960–1,560)  1,300 (1,050–1,700)\n"
+        "end      1,000  2,400 (1,920–3,120)  1,300 (1,050–1,700)\n"
+        "average         1,300 (1,050–1,700)  1,300 (1,050–1,700)"
     )
-    found = measurement()
-    assert rendered(view.efficiency_table(found.efficiencies[2:4], own=8)) == ""
-    assert rendered(view.throughput_table(throughput())) == ""
-    assert rendered(view.memory_table(memory())) == ""
+    assert rendered(view.efficiency_table(measurement().efficiencies[2:4], own=8)) == (
+        "what more workers bring\n"
+        "workers  global batch  a sample is worth   steps  samples\n"
+        "4                 512     72 % (67–77 %)  × 0.32    × 1.3\n"
+        "8               1,024     56 % (51–62 %)   × 0.2    × 1.6"
+    )
+    assert rendered(view.throughput_table(throughput())) == (
+        "throughput of one worker, cpu, 2 threads\n"
+        "worker batch  samples/s                            inference\n"
+        "128                 500  ████████████                    500\n"
+        "256               1,000  ████████████████████████      1,000"
+    )
+    assert rendered(view.memory_lines(memory())) == (
+        "memory at worker batch 2,048\n"
+        "300 MB before training, weights 1 MB, activations 3.2 GB\n"
+        "peak 3.7 GB predicted, 3.8 GB measured, of 4 GB (given)"
+    )
 
 
 def test_the_layers_that_are_shown_are_the_noisiest():
@@ -129,8 +142,13 @@ def test_a_critical_batch_that_could_not_be_measured_directly_is_not_hidden():
 def test_minima():
     point = {alpha: {"loss": 0.1 + (alpha - 0.5) ** 2} for alpha in (-1.0, 0.0, 0.5, 1.0, 2.0)}
     line = Line(64, 3.5, 0.25, tuple(LinePoint(alpha, loss, {"loss": float("inf")}) for alpha, loss in point.items()))
-    assert rendered(view.line_view(line, None)) == ""
+    assert rendered(view.line_view(line, None)) == (
+        "between the two runs\n"
+        " train loss  -1 █▄▁▄█ 2  0.1 to 2.35\n"
+        " test loss   -1 █████ 2  nowhere finite\n"
+        "distance 3.5, barrier 0.25 (0: they lie in one basin)"
+    )
     rows = (Sharpness(1e-3, 12.5, 0.5), Sharpness(5e-4, 3.25, 0.2))
     minimum = Minimum("runs/a", *(SharpnessReport(0.1, 64, 10, space, 10, rows) for space in (None, 5)))
     shown = rendered(view.sharpness_table([minimum]), width=100)
-    assert shown.splitlines()[-1].split() == ["runs/a", "0.1", "12.5", "3.25", "12.5", "3.25"]
+    assert shown.splitlines()[-1].split() == ["runs/a", "0.1", *(2 * ["12.5", "%", "3.25", "%"])]

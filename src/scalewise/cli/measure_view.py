@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BAR_WIDTH = 24
 HEIGHTS = "▁▂▃▄▅▆▇█"
 TWO_COLUMNS = 100  # width from which tables stand side by side
-LAYER_LINES = 12
+THROUGHPUT_LINES, LAYER_LINES = 8, 12
 LINE_SECONDS = 2.0  # between lines, where there is no terminal
 
 
@@ -65,9 +65,9 @@ def screen(found: Measurement, width: int) -> RenderableType:
         tables.append(efficiency_table(found.efficiencies, found.recipe.workers))
     if found.throughput is not None:
         tables.append(throughput_table(found.throughput))
-    if found.memory is not None:
-        tables.append(memory_table(found.memory))
     parts += _side_by_side(tables) if width >= TWO_COLUMNS else [part for table in tables for part in (table, "")]
+    if found.memory is not None:
+        parts += [memory_lines(found.memory), ""]
     if found.noise is not None and found.noise.layers:
         parts += [layers_table(found.noise), ""]
     parts += _verification(found)
@@ -206,14 +206,14 @@ def _times(ratio: float | None) -> str:
 
 
 def throughput_table(report: ThroughputReport) -> Table:
-    """Samples per second against worker batch, as bars."""
+    """Samples per second against worker batch, as bars; of many worker batches the largest."""
     threads = f"{report.threads} thread{'' if report.threads == 1 else 's'}"
     table = _table(
         f"throughput of one worker, {report.device}, {threads}", "worker batch", "samples/s", "", "inference"
     )
     best = max(row.samples_per_second for row in report.rows)
     inference = {row.worker_batch: row.samples_per_second for row in report.inference}
-    for row in report.rows:
+    for row in report.rows[-THROUGHPUT_LINES:]:
         mark = "cyan" if row.worker_batch >= report.knee else "blue"
         table.add_row(
             f"{row.worker_batch:,}",
@@ -235,16 +235,19 @@ def bar(share: float) -> str:
     return ("█" * (eighths // 8) + rest).ljust(BAR_WIDTH)
 
 
-def memory_table(report: MemoryReport) -> Table:
+def memory_lines(report: MemoryReport) -> Text:
     """Where the memory goes at the largest worker batch."""
-    table = _table(f"memory at worker batch {report.largest_worker_batch:,}", "", "")
-    table.add_row("before training", show_bytes(report.baseline_bytes))
-    for part in report.parts:
-        table.add_row(part.name, show_bytes(part.bytes))
-    table.add_row("peak, predicted", show_bytes(report.baseline_bytes + report.predicted_peak_bytes), style="bold")
-    table.add_row("peak, measured", show_bytes(report.baseline_bytes + report.measured_peak_bytes), style="bold")
-    table.add_row(f"budget, {report.budget_source}", show_bytes(report.process_bytes))
-    return table
+    parts = [f"{part.name} {show_bytes(part.bytes)}" for part in report.parts]
+    predicted, measured = (
+        show_bytes(report.baseline_bytes + peak) for peak in (report.predicted_peak_bytes, report.measured_peak_bytes)
+    )
+    shared = "" if report.processes == 1 else f", for each of {report.processes} processes"
+    return Text.assemble(
+        (f"memory at worker batch {report.largest_worker_batch:,}\n", "bold"),
+        f"{show_bytes(report.baseline_bytes)} before training, {', '.join(parts)}\n",
+        f"peak {predicted} predicted, {measured} measured, of {show_bytes(report.process_bytes)}{shared} "
+        f"({report.budget_source})",
+    )
 
 
 def _verification(found: Measurement) -> list[RenderableType]:
@@ -267,9 +270,9 @@ def sweep_table(report: SweepReport) -> Table:
         table.add_row(
             f"{rung.global_batch:,}",
             number(rung.lr),
-            number(rung.median_steps),
-            "" if law is None else number(law),
-            number(rung.median_steps * rung.global_batch),
+            rough(rung.median_steps),
+            "" if law is None else rough(law),
+            rough(rung.median_steps * rung.global_batch),
         )
     return table
 
@@ -330,10 +333,10 @@ def heights(values: Sequence[float]) -> str:
 def sharpness_table(minima: Sequence[Minimum]) -> Table:
     """How far the loss rises around each run's weights."""
     epsilons = [row.epsilon for row in minima[0].full.rows]
-    columns = [f"{space}, ε {epsilon:g}" for space in ("all weights", "subspace") for epsilon in epsilons]
+    columns = [f"{space}\nε {epsilon:g}" for space in ("all weights", "subspace") for epsilon in epsilons]
     table = _table("sharpness: the loss rises by so many percent of 1 + loss", "run", "loss", *columns)
     for minimum in minima:
-        values = [number(row.value) for report in (minimum.full, minimum.subspace) for row in report.rows]
+        values = [f"{row.value:.3g} %" for report in (minimum.full, minimum.subspace) for row in report.rows]
         table.add_row(escape(minimum.run), number(minimum.full.loss), *values)
     return table
 
