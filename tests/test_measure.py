@@ -29,7 +29,8 @@ def runs(tmp_path_factory) -> Path:
     for name, flags in {"small": ["--seed", "1"], "large": ["--worker-batch", "256"], "third": ["--seed", "2"]}.items():
         command = ["train", "digits", "--set", "bn=true", "--epochs", "2", "--out", name, "--quiet", *flags]
         process = start(folder, *command)
-        assert process.wait(120) == 0, process.communicate()[1]
+        said = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, said
     return folder
 
 
