@@ -1,0 +1,1 @@
+"""Experiments that say how far a model scales."""
