@@ -256,8 +256,11 @@ def _verification(found: Measurement) -> list[RenderableType]:
         return [Text(f"the critical batch could not be measured by training: {found.missed}", style="yellow"), ""]
     if found.verified is None or found.agreement is None:
         return []
+    from scalewise.measure.branch import BranchReport
+
     style = "green" if found.agreement.startswith("they agree") else "bold yellow"
-    table = branch_table(found.verified) if found.verified.critical.method == "branch" else sweep_table(found.verified)
+    report = found.verified
+    table = branch_table(report) if isinstance(report, BranchReport) else sweep_table(report)
     return [table, Text(f"cheap and direct: {found.agreement}", style=style), ""]
 
 

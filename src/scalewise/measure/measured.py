@@ -12,6 +12,7 @@ from pathlib import Path
 from scalewise.engine.placement import Placement
 from scalewise.engine.run import RunFolder, RunRecipe
 from scalewise.errors import RunFolderError, TargetMissed
+from scalewise.measure.branch import SEEDS as BRANCH_SEEDS
 from scalewise.measure.branch import BranchReport, branch
 from scalewise.measure.laboratory import TaskSource
 from scalewise.measure.landscape import line, plane
@@ -19,6 +20,7 @@ from scalewise.measure.measurement import Measurement, Minimum
 from scalewise.measure.memory import largest_worker_batch
 from scalewise.measure.noise import measure_noise
 from scalewise.measure.sharpness import SUBSPACE, sharpness
+from scalewise.measure.sweep import SEEDS as SWEEP_SEEDS
 from scalewise.measure.sweep import SweepReport, sweep
 from scalewise.measure.throughput import throughput
 from scalewise.measure.trained import train_in
@@ -96,10 +98,11 @@ def _verified(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: 
     place, recipe = folder / wanted.verify, run.recipe
     if any(value.field == "threads" for value in run.derived):
         recipe = recipe.replace(threads=1)  # several runs share the machine
-    seeds = {} if wanted.seeds is None else {"seeds": wanted.seeds}
     if wanted.verify == "branch":
-        return branch(task, recipe, folder=place, source=source, notify=notify, **seeds)
-    return sweep(task, recipe, folder=place, target=wanted.target, source=source, notify=notify, **seeds)
+        seeds = wanted.seeds or BRANCH_SEEDS
+        return branch(task, recipe, folder=place, seeds=seeds, source=source, notify=notify)
+    seeds = wanted.seeds or SWEEP_SEEDS
+    return sweep(task, recipe, folder=place, target=wanted.target, seeds=seeds, source=source, notify=notify)
 
 
 def _of_this_task(found: StoredWeights, run: RunRecipe) -> StoredWeights:
@@ -124,12 +127,12 @@ def _minima(
 ) -> Measurement:
     """What lies between stored runs, and how sharp their minima are."""
     if wanted.between is not None:
-        recipe, ends = stored[0].run.recipe, [weights.tensors for weights in stored[:2]]
+        recipe, first, second = stored[0].run.recipe, stored[0].tensors, stored[1].tensors
         with _timed(found, "landscape"):
-            found = replace(found, line=line(task, recipe, *ends, device=wanted.device, notify=notify))
+            found = replace(found, line=line(task, recipe, first, second, device=wanted.device, notify=notify))
             if wanted.plane is not None:
                 third = None if wanted.plane == RANDOM else stored[2].tensors
-                there = plane(task, recipe, *ends, third, device=wanted.device, notify=notify)
+                there = plane(task, recipe, first, second, third, device=wanted.device, notify=notify)
                 found = replace(found, plane=there)
     if wanted.sharpness:
         with _timed(found, "sharpness"):
