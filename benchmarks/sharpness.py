@@ -25,7 +25,7 @@ from scalewise.measure.sharpness import SUBSPACE, sharpness
 from scalewise.measure.surface import Weights
 from scalewise.tasks.task import Task
 
-CASES = (("mlp", 32, 512), ("digits", 32, 512))
+CASES = (("mlp", 32, 512),)
 Values = dict[str, list[float]]
 
 

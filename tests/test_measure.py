@@ -68,14 +68,15 @@ def test_the_json_is_the_contract(scalewise, tmp_path):
 
 
 def test_sharpness_and_landscape_of_stored_runs(scalewise, runs):
-    flags = ["--sharpness", "--between", "small", "large", "--plane", "third", *ALL_SKIPPED, "--out", "minima"]
+    flags = ["--sharpness", "--between", "small", "large", "--plane", "third", "--samples", 128, "--out", "minima"]
+    flags += ALL_SKIPPED
     document = scalewise("measure", "digits", "--set", "bn=true", *flags, "--json", cwd=runs).json
     assert document["noise_scale"] is None
     line, plane = document["landscape"]["line"], document["landscape"]["plane"]
     at = {row["alpha"]: row for row in line["rows"]}
     for alpha, name in ((0.0, "small"), (1.0, "large")):
         result = json.loads((runs / name / "result.json").read_text())
-        assert at[alpha]["test"]["accuracy"] == pytest.approx(result["test"]["accuracy"], abs=0.02)
+        assert at[alpha]["test"]["accuracy"] == pytest.approx(result["test"]["accuracy"], abs=0.1)
         own = next(row for row in document["sharpness"] if row["run"] == name)
         assert own["full"]["loss"] == pytest.approx(at[alpha]["train"]["loss"], rel=0.05)
         (wide, narrow) = own["full"]["rows"]
@@ -90,7 +91,7 @@ def test_sharpness_and_landscape_of_stored_runs(scalewise, runs):
 
 def test_sharpness_of_a_checkpoint_and_of_a_run_trained_for_it(scalewise, runs, tmp_path):
     checkpoint = runs / "small" / "checkpoints" / "step-90"
-    flags = ["--set", "bn=true", "--sharpness", *ALL_SKIPPED, "--json"]
+    flags = ["--set", "bn=true", "--sharpness", "--samples", 64, *ALL_SKIPPED, "--json"]
     stored = scalewise("measure", "digits", *flags, "--weights", checkpoint, "--out", tmp_path / "a").json["sharpness"]
     more = ["--epochs", 2, "--seed", 1, "--out", tmp_path / "b"]
     trained = scalewise("measure", "digits", *flags, *more).json["sharpness"]
@@ -116,6 +117,22 @@ def test_a_loss_that_is_never_reached_is_said_and_the_rest_is_kept(scalewise, tm
     assert "validation loss 1e-06" in missed.json["missed"]
     assert missed.json["critical_batch"]["method"] == "noise scale"
     assert json.loads((tmp_path / "run" / "measure.json").read_text()) == missed.json
+
+
+def test_the_critical_batch_is_checked_by_branches_that_are_kept(scalewise, tmp_path):
+    flags = ["--epochs", 3, "--verify", "branch", "--seeds", 1, "--skip", "memory", "--skip", "throughput", "--json"]
+    first = scalewise("measure", "digits", *flags, "--out", "run")
+    verified = first.json["verified"]
+    assert verified["cheap"]["method"] == "noise scale"
+    assert verified["critical_batch"]["method"] == "branch"
+    assert verified["agreement"].startswith("they ")
+    assert f"cheap and direct: {verified['agreement'][:20]}" in first.stderr
+    assert [stage["name"] for stage in verified["stages"]] == ["start", "middle", "end"]
+    kept = {path: path.read_bytes() for path in (tmp_path / "run" / "branch").rglob("*.json")}
+    assert kept
+    again = scalewise("measure", "digits", *flags, "--resume", "run")
+    assert again.json["verified"] == verified
+    assert {path: path.read_bytes() for path in kept} == kept  # read, not trained again
 
 
 def test_too_little_memory_for_one_sample(scalewise, tmp_path):

@@ -54,6 +54,7 @@ def measure(
     weights: Path | None = None,
     between: tuple[Path, Path] | None = None,
     plane: str | None = None,
+    samples: int = 1024,
     layers: Annotated[bool, Parameter(negative=())] = False,
     skip: Annotated[list[Part] | None, Parameter(negative=())] = None,
     data: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
@@ -96,6 +97,8 @@ def measure(
         Two run folders of this task: the loss on the line between their weights.
     plane: str | None
         With --between, the loss on a plane as well, in a third direction: a third run folder, or random.
+    samples: int
+        Training samples that sharpness and the loss between runs are means over.
     layers: bool
         The noise scale of every layer too.
     skip: list[Part] | None
@@ -131,6 +134,7 @@ def measure(
         weights=weights,
         between=between,
         plane=plane,
+        samples=samples,
         device=device,
     )
     if "RANK" in os.environ:

@@ -127,13 +127,8 @@ def _minima(
 ) -> Measurement:
     """What lies between stored runs, and how sharp their minima are."""
     if wanted.between is not None:
-        recipe, first, second = stored[0].run.recipe, stored[0].tensors, stored[1].tensors
         with _timed(found, "landscape"):
-            found = replace(found, line=line(task, recipe, first, second, device=wanted.device, notify=notify))
-            if wanted.plane is not None:
-                third = None if wanted.plane == RANDOM else stored[2].tensors
-                there = plane(task, recipe, first, second, third, device=wanted.device, notify=notify)
-                found = replace(found, plane=there)
+            found = _landscape(task, found, wanted, stored, notify)
     if wanted.sharpness:
         with _timed(found, "sharpness"):
             if not stored:
@@ -143,9 +138,31 @@ def _minima(
     return found
 
 
+def _landscape(
+    task: Task, found: Measurement, wanted: Wanted, stored: Sequence[StoredWeights], notify: Notify
+) -> Measurement:
+    """The line between the first two runs, and the plane if it is wanted, with the recipe of the first."""
+    recipe, first, second = stored[0].run.recipe, stored[0].tensors, stored[1].tensors
+    count, device = wanted.samples, wanted.device
+    between = line(task, recipe, first, second, samples=count, device=device, notify=notify)
+    if wanted.plane is None:
+        return replace(found, line=between)
+    third = None if wanted.plane == RANDOM else stored[2].tensors
+    there = plane(task, recipe, first, second, third, samples=count, device=device, notify=notify)
+    return replace(found, line=between, plane=there)
+
+
 def _minimum(task: Task, weights: StoredWeights, wanted: Wanted, notify: Notify) -> Minimum:
     full, subspace = (
-        sharpness(task, weights.run.recipe, weights.tensors, subspace=dimensions, device=wanted.device, notify=notify)
+        sharpness(
+            task,
+            weights.run.recipe,
+            weights.tensors,
+            subspace=dimensions,
+            samples=wanted.samples,
+            device=wanted.device,
+            notify=notify,
+        )
         for dimensions in (None, SUBSPACE)
     )
     return Minimum(str(weights.path), full, subspace)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scalewise.engine import streams
-from scalewise.engine.evaluate import SMALLEST_BATCH, means
+from scalewise.engine.evaluate import means
 from scalewise.engine.feed import placed
 from scalewise.engine.model import PlacedModel
 from scalewise.engine.numerics import numerics
@@ -24,6 +24,7 @@ from scalewise.recipe import Recipe, resolve
 from scalewise.tasks.task import Batch, Data, Loss, MeanLoss, Task
 
 SAMPLES = 1024  # of each part of the data, the same for every run and seed, so that runs can be compared
+BATCH = 256  # samples at once, at least
 
 Weights = Mapping[str, Tensor]  # parameters and buffers by name, as in model.safetensors
 
@@ -47,7 +48,8 @@ class Surface:
         """The same samples whatever the seed, on the device."""
         order = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).permutation(len(samples)))
         chosen = order[: self._count].sort().values
-        parts = chosen.split(max(SMALLEST_BATCH, self._recipe.rows))
+        rows = self._recipe.rows  # a micro batch was chosen for memory, a worker batch was not
+        parts = chosen.split(rows if self._recipe.micro_batch else max(BATCH, rows))
         batches = (samples.fetch(part, torch.zeros_like(part)) for part in parts)
         return [placed(batch, self._team.device, self._recipe.layout) for batch in batches]
 

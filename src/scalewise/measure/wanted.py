@@ -31,6 +31,7 @@ class Wanted:
         weights: a run folder, or its checkpoint.
         between: two run folders, for the loss on the line between them.
         plane: a third run folder or "random", for the loss on a plane as well.
+        samples: that sharpness and the loss between runs are means over.
         device: kind of device.
     """
 
@@ -45,10 +46,11 @@ class Wanted:
     weights: Path | None = None
     between: tuple[Path, Path] | None = None
     plane: str | None = None
+    samples: int = 1024
     device: DeviceName = "auto"
 
     def __post_init__(self) -> None:
-        for name, count in (("seeds", self.seeds), ("processes", self.processes)):
+        for name, count in (("seeds", self.seeds), ("processes", self.processes), ("samples", self.samples)):
             if count is not None and count < 1:
                 raise UsageError(f"--{name} must be at least 1, got {count}")
         self._check_verification()
