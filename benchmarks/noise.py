@@ -27,6 +27,7 @@ import torch
 import noise_curvature
 import noise_overhead
 from cases import data_folder
+from noise_page import page
 from noise_synthetic import QUADRATICS, SETTINGS, coverage, frozen, moving
 from noise_truth import per_sample
 from report import conditions
@@ -157,6 +158,7 @@ def main() -> int:
         document = json.loads(path.read_text()) if path.exists() else {}
         document[part] = {"conditions": asdict(under), "rows": rows}
         path.write_text(json.dumps(document, indent=1) + "\n")
+        path.with_suffix(".md").write_text(page(document, under.date[:10]))
         print(f"{part} is in {path.name}", file=sys.stderr)
     return 0
 
