@@ -27,6 +27,7 @@ import torch
 import noise_curvature
 import noise_overhead
 from cases import data_folder
+from noise_page import page
 from noise_synthetic import QUADRATICS, SETTINGS, coverage, frozen, moving
 from noise_truth import per_sample
 from report import conditions
@@ -135,9 +136,9 @@ PARTS: dict[str, Callable[[], Rows]] = {
     "coverage": covered,
     "digits": lambda: checkpoints("digits", [], [0, 60, 224, 449], groups=4 * 89),
     "chars": lambda: checkpoints("chars", [], [0, 60, 372, 744], groups=4 * 148),
-    "fashion": lambda: checkpoints("fashion-mnist", ["bn=false"], [0, 400, 1200], groups=3750),
-    "mnist": lambda: published("fashion-mnist", ["bn=false"], None),
-    "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], 3000),
+    "fashion": lambda: checkpoints("fashion-mnist", ["bn=false"], [0, 800], groups=3750),
+    "mnist": lambda: published("fashion-mnist", ["bn=false"], 1875),
+    "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], 1560),
     "curvature": noise_curvature.rows,
     "overhead": noise_overhead.rows,
 }
@@ -157,6 +158,7 @@ def main() -> int:
         document = json.loads(path.read_text()) if path.exists() else {}
         document[part] = {"conditions": asdict(under), "rows": rows}
         path.write_text(json.dumps(document, indent=1) + "\n")
+        path.with_suffix(".md").write_text(page(document, under.date[:10]))
         print(f"{part} is in {path.name}", file=sys.stderr)
     return 0
 

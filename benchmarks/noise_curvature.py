@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scalewise import Placement, Task, load_task
 from scalewise.engine.loop import Training
@@ -59,7 +60,8 @@ class Curvature:
             return functional_call(self._module, moved, self._inputs)  # type: ignore[return-value]
 
         primals = tuple(weights[name] for name in self._names)
-        logits, change = jvp(outputs, primals, tuple(direction))
+        with sdpa_kernel(SDPBackend.MATH):  # the one that knows forward derivatives
+            logits, change = jvp(outputs, primals, tuple(direction))
         chances = logits.softmax(-1)
         squares = (chances * change**2).sum(-1) - (chances * change).sum(-1) ** 2
         return float(squares.mean() if self._counts is None else squares[self._counts].mean())

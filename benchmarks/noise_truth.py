@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from scalewise import Task
@@ -59,7 +60,8 @@ def per_sample(
     weight = weight_squares = 0.0
     for start in range(0, len(samples), chunk):
         indices = torch.arange(start, min(start + chunk, len(samples)))
-        gradients, weights = each(parameters, samples.fetch(indices, torch.zeros_like(indices)))
+        with sdpa_kernel(SDPBackend.MATH):
+            gradients, weights = each(parameters, samples.fetch(indices, torch.zeros_like(indices)))
         weight += float(weights.sum())
         weight_squares += float(weights.square().sum())
         for number, (found, scale) in enumerate(zip(gradients.values(), scales, strict=True)):

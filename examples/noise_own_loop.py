@@ -48,7 +48,7 @@ for epoch in range(8):
 
 found = monitor.estimate()
 if not distributed or dist.get_rank() == 0:
-    shown = "unknown" if found.value is None else f"{found.value:.0f} samples (95 %: {found.low} to {found.high})"
-    print(f"noise scale: {shown}; {found.verdict}")
+    low, value, high = ("?" if one is None else f"{one:.0f}" for one in (found.low, found.value, found.high))
+    print(f"noise scale {value} samples (95 %: {low} to {high}): {found.verdict}")
 if distributed:
     dist.destroy_process_group()

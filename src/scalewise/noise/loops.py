@@ -129,7 +129,7 @@ class DistributedMeter:
         self._squares = Squares(model.module, optimizer)
         self._by_parameter = layers or optimizer is not None
         self._group: Any = model.process_group
-        self._processes: int = self._group.size()
+        self.processes: int = self._group.size()
         self._local: list[tuple[list[int], Tensor]] = []
         self._whole: list[tuple[list[int], Tensor]] = []
         self._exchange: tuple[Tensor, dist.Work | None] | None = None
@@ -168,7 +168,7 @@ class DistributedMeter:
         """The mean of the processes' local squares, on its way until the next step begins."""
         import torch.distributed as dist
 
-        local = self._table(self._local).div_(self._processes)
+        local = self._table(self._local).div_(self.processes)
         self._exchange = local, dist.all_reduce(local, group=self._group, async_op=True)
 
     def _table(self, parts: list[tuple[list[int], Tensor]]) -> Tensor:
@@ -190,13 +190,8 @@ class DistributedMeter:
         if work is not None:
             work.wait()
         big = self._table(self._whole).tolist()
-        observe(self._scale, self._squares, small.tolist(), big, self._processes, self._worker_batch)
+        observe(self._scale, self._squares, small.tolist(), big, self.processes, self._worker_batch)
         self._local, self._whole, self._exchange = [], [], None
-
-
-def noise_hook(meter: DistributedMeter, bucket: dist.GradBucket) -> Future[Tensor]:
-    """A communication hook: `model.register_comm_hook(meter, noise_hook)`."""
-    return meter.reduce(bucket)
 
 
 def watch_ddp(
@@ -211,9 +206,10 @@ def watch_ddp(
             f"use watch_accumulation on one process"
         )
     meter = DistributedMeter(scale, model, worker_batch, optimizer, layers)
-    if meter._processes < 2:
+    if meter.processes < 2:
         raise UsageError(
             "watch_ddp compares at least 2 processes, got 1; start more, or split the batch and use watch_accumulation"
         )
-    model.register_comm_hook(meter, noise_hook)
+    # no annotations: torch compares them with types, and those of this module are text
+    model.register_comm_hook(meter, lambda state, bucket: state.reduce(bucket))
     return meter.bring_in
