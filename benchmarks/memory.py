@@ -95,7 +95,7 @@ def to_markdown(found: list[Checked], under: Conditions) -> str:
         "",
         "The budget is what all processes hold of their own together, Python, torch and data included; each gets an",
         "equal share. Peaks are those of one process above its baseline, what it holds before training. After the",
-        f"search the reported worker batch and twice as many are tried again, n = {under.rounds} each, in new processes.",
+        f"search the reported worker batch and twice as many are tried again in new processes ({under.rounds} times).",
         "",
         "| task, budget | largest | next that does not fit | baseline | predicted peak | measured peak, median (range) "
         "| predicted ÷ measured | runs again | twice runs | search, s |",
