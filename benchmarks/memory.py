@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -22,6 +23,8 @@ from scalewise.measure.children import Children
 from scalewise.measure.memory import MemoryReport, largest_worker_batch
 from scalewise.recipe import Recipe
 
+RETURNS_FREED, THRESHOLD = "MALLOC_MMAP_THRESHOLD_", "131072"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -32,12 +35,14 @@ class Case:
     settings: tuple[str, ...] = ()
     fields: tuple[tuple[str, str | int], ...] = ()
     processes: int = 1
+    returns_freed: bool = False  # whether malloc gives freed memory back, as it does by default
 
     @property
     def title(self) -> str:
         extra = [*self.settings, *(f"{name}={value}" for name, value in self.fields)]
         processes = f", {self.processes} processes" if self.processes > 1 else ""
-        return f"{' '.join([self.task, *extra])}, {self.budget}{processes}"
+        freed = f", {RETURNS_FREED}={THRESHOLD}" if self.returns_freed else ""
+        return f"{' '.join([self.task, *extra])}, {self.budget}{processes}{freed}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Checked:
 
 CASES = [
     Case("cifar10", "2GB"),
+    Case("cifar10", "2GB", returns_freed=True),
     Case("cifar10", "2GB", ("bn=true",), (("optimizer", "lamb"),)),
     Case("cifar10", "2GB", (), (("workers", 4),), processes=2),
     Case("fashion-mnist", "1GB"),
@@ -95,7 +101,7 @@ def to_markdown(found: list[Checked], under: Conditions) -> str:
         "",
         "The budget is what all processes hold of their own together, Python, torch and data included; each gets an",
         "equal share. Peaks are those of one process above its baseline, what it holds before training. After the",
-        f"search the reported worker batch and twice as many are tried again, n = {under.rounds} each, in new processes.",
+        f"search the reported worker batch and twice as many are tried again in new processes ({under.rounds} times).",
         "",
         "| task, budget | largest | next that does not fit | baseline | predicted peak | measured peak, median (range) "
         "| predicted ÷ measured | runs again | twice runs | search, s |",
@@ -140,16 +146,20 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="computing threads (1)")
     parser.add_argument("--trials", type=int, default=3, help="trials of the reported worker batch and of twice it (3)")
     parser.add_argument("--only", help="tasks whose name begins so")
+    parser.add_argument("--cases", type=int, help="only so many of them")
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("results"), help="where to write")
     options = parser.parse_args()
     command = f"python benchmarks/memory.py --threads {options.threads} --trials {options.trials}"
     command += f" --only {options.only}" if options.only else ""
+    command += f" --cases {options.cases}" if options.cases else ""
     under = conditions(command, options.threads, options.trials, datetime.now().astimezone())
     found = []
-    for case in CASES:
-        if case.task.startswith(options.only or ""):
-            say(case.title)
-            found.append(check(case, options.threads, options.trials))
+    for case in [case for case in CASES if case.task.startswith(options.only or "")][: options.cases]:
+        say(case.title)
+        os.environ.pop(RETURNS_FREED, None)
+        if case.returns_freed:
+            os.environ[RETURNS_FREED] = THRESHOLD
+        found.append(check(case, options.threads, options.trials))
     path = options.results / f"{under.date[:10]}-memory.md"
     path.write_text(to_markdown(found, under))
     document = {"conditions": asdict(under), "cases": [asdict(one) for one in found]}

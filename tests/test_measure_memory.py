@@ -180,8 +180,8 @@ def planted(fixed, per_sample, share, samples=100_000):
 
 def test_planted_memory_is_found_and_split_into_parts():
     report = planted(fixed=20 * MB, per_sample=MB, share=2_000 * MB)
-    assert report.largest_worker_batch == pytest.approx(1680, rel=0.03)
-    assert report.largest_worker_batch <= 1680 < report.smallest_that_does_not_fit
+    most = 0.9 * 1700 - 20  # nine tenths of what the baseline leaves
+    assert most / 1.03 - 1 <= report.largest_worker_batch <= most < report.smallest_that_does_not_fit
     assert report.limited_by == "memory"
     assert sum(part.bytes for part in report.parts) == report.predicted_peak_bytes == report.measured_peak_bytes
     parts = {part.name: part.bytes for part in report.parts}

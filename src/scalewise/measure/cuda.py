@@ -44,9 +44,7 @@ class OnDevice:
             _release()
             torch.cuda.reset_peak_memory_stats()
             with steps.settled(self._job, self._task, samples) as training:
-                steps.take_step(training)
-                torch.cuda.synchronize()
-                return torch.cuda.max_memory_allocated() - baseline
+                return steps.settled_peak(training, lambda: torch.cuda.max_memory_allocated() - baseline)
 
         ended = "done"
         try:

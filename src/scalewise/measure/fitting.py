@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LAST_POINTS = 3  # the largest worker batches tell most about larger ones
 TOLERANCE = 0.03
 
 
@@ -28,21 +27,21 @@ class Line:
 
 
 def fit_line(points: Sequence[Sequence[int]], per_sample: float = 0.0) -> Line:
-    """The line through the last measured points (samples, bytes), by least squares.
+    """The line through measured points (samples, bytes) with the least relative errors, squared.
 
     Arguments:
         points: at least one.
         per_sample: the slope to assume when there is only one.
 
-    >>> fit_line([(1, 1_000), (2, 1_500), (4, 2_500)]).largest(10_500)
+    >>> round(fit_line([(1, 1_000), (2, 1_500), (4, 2_500)]).largest(10_500), 6)
     20.0
     """
-    samples, peaks = np.array(points[-LAST_POINTS:], float).T
+    samples, peaks = np.array(points, float).T
     if len(samples) == 1:
         return Line(float(peaks[0] - per_sample * samples[0]), per_sample)
-    centred = samples - samples.mean()
-    slope = max(0.0, float(centred @ peaks / (centred @ centred)))
-    return Line(float(peaks.mean() - slope * samples.mean()), slope)
+    scaled = np.stack([1 / peaks, samples / peaks], axis=1)
+    (fixed, slope), *_ = np.linalg.lstsq(scaled, np.ones(len(peaks)), rcond=None)
+    return Line(float(fixed), float(slope)) if slope > 0 else Line(float(peaks.max()), 0.0)
 
 
 def largest_fitting(

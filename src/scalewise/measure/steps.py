@@ -16,10 +16,8 @@ from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 
 WORKERS_OF_A_PROCESS = 2  # in a trial: they run one after another, so that a third one needs no more memory
-GROWTH_SHARE, GROWTH_BYTES = (
-    8,
-    256_000_000,
-)  # doubling ends when the peak has risen by that part of the room or this
+MOST_STEPS, QUIET_STEPS, RISE = 6, 2, 1.005  # a peak that rises by less in so many steps in a row has settled
+GROWTH_SHARE, GROWTH_BYTES = 4, 500_000_000  # doubling ends when the peak has risen by that part of the room or this
 
 
 def accumulates(recipe: Recipe) -> bool:
@@ -42,6 +40,7 @@ def trial_recipe(recipe: Recipe, batch: int, workers: int, steps: int = 1) -> Re
         worker_batch=batch * (2 if adds_up else 1),
         micro_batch=batch if adds_up else None,
         steps=steps,
+        lr=0.0,  # a trial must not diverge
         schedule="constant",
         warmup_epochs=0.0,
         patience=None,
@@ -76,7 +75,7 @@ def settled(job: Job, task: Task, batch: int) -> Iterator[Training]:
     An update by gradients of 0 at rate 0 makes the optimizer's state; the gradients of an earlier step, the best
     weights and the buffers in which more workers are summed are put beside it.
     """
-    with _begun(job, task, trial_recipe(job.recipe, batch, _trial_workers(job))) as training:
+    with _begun(job, task, trial_recipe(job.recipe, batch, _trial_workers(job), MOST_STEPS)) as training:
         strategy = training.strategy
         strategy.update(0.0)
         parameters = [*strategy.model.parameters.values()]
@@ -89,6 +88,23 @@ def settled(job: Job, task: Task, batch: int) -> Iterator[Training]:
         kept = [parameters[0].new_zeros(elements) for _ in range(missing)]
         yield training
         del kept
+
+
+def settled_peak(training: Training, highest: Callable[[], int]) -> int:
+    """The highest figure after steps until it rises no more.
+
+    What the C library gets back from one step has gaps that do not fit the next one's needs, so the first step's peak
+    is up to a quarter below that of the third (docs/log.md).
+    """
+    peak = quiet = 0
+    for _ in range(MOST_STEPS):
+        take_step(training)
+        now = highest()
+        quiet = quiet + 1 if now < RISE * peak else 0
+        peak = max(peak, now)
+        if quiet == QUIET_STEPS:
+            break
+    return peak
 
 
 def doubling(peak: Callable[[int], int], smallest: int, most: int, room: int) -> Iterator[list[list[int]]]:

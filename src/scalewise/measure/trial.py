@@ -91,8 +91,7 @@ def _perform(job: Job, book: _Notebook) -> None:
             release_freed()
             forget_peak()
             with steps.settled(job, task, batch) as training:
-                steps.take_step(training)
-                return _largest(held().highest - baseline, job.processes)
+                return steps.settled_peak(training, lambda: _largest(held().highest - baseline, job.processes))
 
         if job.batch is None:
             smallest = steps.smallest_batch(task, job.recipe)
