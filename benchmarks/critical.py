@@ -22,7 +22,7 @@ from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
 from scalewise.errors import Interrupted
 from scalewise.measure.branch import BranchReport, branch
-from scalewise.measure.critical import CriticalBatch, agreement, from_noise
+from scalewise.measure.critical import CriticalBatch, Estimated, agreement, from_noise
 from scalewise.measure.laboratory import TaskSource
 from scalewise.measure.sweep import SweepReport, constant_rate, sweep
 from scalewise.records import Step
@@ -31,7 +31,7 @@ from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task
 
 PARTS = 4  # micro batches of a worker, from which the noise scale is measured
-NOTE = """Steps are the median (least to most) over seeds 1 to {seeds} at the rate that took the fewest on seed 0, of
+NOTE = """Steps are the median (least to most) over n seeds, at the rate that took the fewest on other seeds, of
 six tried at every global batch; constant rate, validation loss on a tenth of the training data that is held out.
 "Held out" is what the law says of a global batch when it is fitted to all others."""
 
@@ -44,6 +44,7 @@ class Case:
     settings: tuple[str, ...] = ()
     target: float | None = None
     batches: tuple[int, ...] | None = None
+    tuning_seeds: int = 3
 
     @property
     def name(self) -> str:
@@ -51,8 +52,8 @@ class Case:
 
 
 CASES: Mapping[str, Case] = {
-    "digits": Case("digits", batches=(8, 16, 32, 64, 96, 128, 256, 512)),
-    "fashion-mnist": Case("fashion-mnist", target=0.5, batches=(64, 128, 256, 384, 512, 1024, 2048)),
+    "digits": Case("digits", batches=(4, 8, 16, 24, 32, 64, 96, 128), tuning_seeds=5),
+    "fashion-mnist": Case("fashion-mnist", batches=(64, 128, 256, 384, 512, 1024), tuning_seeds=2),
     "chars": Case("chars"),
 }
 
@@ -98,7 +99,7 @@ def measure(case: Case, seeds: int, data: Path | None, runs: Path, jobs: int | N
 
     found = sweep(
         task, task.recipe, folder=folder / "sweep", target=case.target, seeds=seeds, global_batches=case.batches,
-        source=source, jobs=jobs, notify=notify,
+        tuning_seeds=case.tuning_seeds, source=source, jobs=jobs, notify=notify,
     )  # fmt: skip
     branched = None
     if branches:
@@ -121,7 +122,7 @@ def noise_scale(task: Task, found: SweepReport) -> CriticalBatch:
         return from_noise(training.noise.estimate())
 
 
-def to_markdown(found: Sequence[Found], under: Conditions, seeds: int) -> str:
+def to_markdown(found: Sequence[Found], under: Conditions) -> str:
     lines = [
         f"# Critical batch, {under.date[:10]}",
         "",
@@ -130,7 +131,7 @@ def to_markdown(found: Sequence[Found], under: Conditions, seeds: int) -> str:
         f"- Python {under.python}, torch {under.versions['torch']}, numpy {under.versions['numpy']}",
         f"- {under.cpu}, {under.cores} cores, no GPU used; {under.threads} computing thread per process",
         "",
-        NOTE.format(seeds=seeds),
+        NOTE,
     ]
     for one in found:
         lines += ["", *_section(one)]
@@ -150,9 +151,7 @@ def _section(found: Found) -> list[str]:
     for rung in report.rungs:
         reached = [steps for steps in rung.steps if steps is not None]
         row = predicted.get(rung.global_batch)
-        said = (
-            "–" if row is None else f"{row.predicted.value:,.1f} ({row.predicted.low:,.1f}–{row.predicted.high:,.1f})"
-        )
+        said = "–" if row is None else _interval(row.predicted)
         cells = [
             f"{rung.global_batch:,}",
             f"{rung.workers} × {rung.worker_batch}",
@@ -177,6 +176,12 @@ def _section(found: Found) -> list[str]:
     return lines
 
 
+def _interval(found: Estimated) -> str:
+    if found.low is None or found.high is None:
+        return f"{found.value:,.1f} (not bounded)"
+    return f"{found.value:,.1f} ({found.low:,.1f}–{found.high:,.1f})"
+
+
 def _branch_lines(report: BranchReport | None) -> list[str]:
     if report is None:
         return []
@@ -191,12 +196,12 @@ def _branch_lines(report: BranchReport | None) -> list[str]:
     return lines
 
 
-def write(found: Sequence[Found], under: Conditions, seeds: int, folder: Path) -> Path:
+def write(found: Sequence[Found], under: Conditions, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{under.date[:10]}-critical.md"
     document = {"conditions": asdict(under), "tasks": [one.to_json() for one in found]}
     records.write_atomically(path.with_suffix(".json"), json.dumps(records.finite(document), indent=1) + "\n")
-    records.write_atomically(path, to_markdown(found, under, seeds))
+    records.write_atomically(path, to_markdown(found, under))
     return path
 
 
@@ -223,7 +228,7 @@ def main() -> int:
             found.append(
                 measure(CASES[name], options.seeds, options.data, options.runs, options.jobs, options.branches)
             )
-            path = write(found, under, options.seeds, options.results)
+            path = write(found, under, options.results)
     except Interrupted as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -18,7 +18,7 @@ from scalewise.engine.pool import Stop
 from scalewise.errors import Interrupted, RunFolderError, TargetMissed, UsageError
 from scalewise.measure import rates
 from scalewise.measure.branch import BranchReport, Plan, branch, largest_harmless, single
-from scalewise.measure.curves import Point, crossing, evaluation_steps, loss_at
+from scalewise.measure.curves import Point, crossing, evaluation_steps
 from scalewise.measure.laboratory import Laboratory, TaskSource
 from scalewise.measure.sweep import at_global_batch, constant_rate, default_ladder, sweep, training_samples
 from scalewise.measure.trials import Trial, follow, stored
@@ -32,7 +32,6 @@ def power_law(step: int) -> float:
 def test_a_crossing_is_found_between_evaluations():
     points = [Point(step, power_law(step)) for step in evaluation_steps(expected=400, last=800)]
     assert crossing(points, power_law(400)) == pytest.approx(400, rel=0.01)
-    assert loss_at(points, 400) == pytest.approx(power_law(400), rel=0.01)
     assert crossing(points, power_law(10_000)) is None
 
 
@@ -56,17 +55,27 @@ def test_evaluations_are_dense_where_the_target_is_expected():
 
 
 def test_the_rate_is_found_between_and_beyond_those_tried():
-    def steps(rate: float) -> float | None:  # least at 0.3
-        return 100 * math.exp(math.log(rate / 0.3) ** 2) if rate < 0.9 else None
+    def tried(rate: float) -> rates.Tried:  # least at 0.3
+        steps = 100 * math.exp(math.log(rate / 0.3) ** 2) if rate < 0.9 else None
+        return rates.judged([steps, steps], budget=300)
 
     for suggested in (0.03, 0.1, 0.2, 0.5):
-        tried = {rate: steps(rate) for rate in rates.first_rates(suggested)}
-        tried |= {rate: steps(rate) for rate in rates.next_rates(tried)}
-        assert len(tried) == 6
-        assert rates.chosen(tried) == pytest.approx(0.3, rel=0.05)
-        assert not rates.at_end(tried, rates.chosen(tried))
-    assert rates.chosen({0.1: None, 0.2: None}) is None
-    assert rates.at_end({0.1: 50.0, 0.2: 40.0}, 0.2)
+        found = {rate: tried(rate) for rate in rates.first_rates(suggested)}
+        found |= {rate: tried(rate) for rate in rates.next_rates(found)}
+        assert len(found) == 6
+        assert rates.chosen(found) == pytest.approx(0.3, rel=0.05)
+        assert not rates.at_end(found, rates.chosen(found))
+
+
+def test_a_rate_at_the_edge_of_what_is_stable_is_not_chosen():
+    steps = {0.1: 80.0, 0.2: 60.0, 0.283: 55.0, 0.4: 52.0}
+    found = {rate: rates.judged([value, value], budget=150) for rate, value in steps.items()}
+    found[0.566] = rates.judged([52.0, None], budget=150)  # half of the runs fail
+    found[0.8] = rates.judged([None, None], budget=150)
+    assert rates.fastest(found) == 0.4
+    assert 0.25 < rates.chosen(found) < 0.4
+    assert rates.chosen({0.1: rates.judged([None], 50)}) is None
+    assert rates.at_end({0.1: found[0.1], 0.2: found[0.2]}, 0.2)
 
 
 def test_larger_global_batches_are_more_workers_of_the_same_batch():
@@ -75,7 +84,7 @@ def test_larger_global_batches_are_more_workers_of_the_same_batch():
     assert at_global_batch(base, 128).workers == 4
     assert at_global_batch(base, 16).worker_batch == 16
     digits = sw.load_task("digits")
-    assert default_ladder(digits, digits.recipe) == [8, 16, 32, 64, 128, 256, 512]
+    assert default_ladder(digits, digits.recipe) == [8, 16, 32, 64, 128]
     normalized = sw.load_task("digits", ["bn=true"])
     assert default_ladder(normalized, normalized.recipe)[0] == 32
     assert training_samples(digits) == 1437 - 143
@@ -87,14 +96,21 @@ def swept(tmp_path_factory):
     lines: list[str] = []
     task = sw.load_task("digits")
     report = sweep(
-        task, task.recipe, folder=folder, target=0.9, seeds=2, global_batches=[32, 64, 128, 256], notify=lines.append
+        task,
+        task.recipe,
+        folder=folder,
+        target=0.6,
+        seeds=2,
+        tuning_seeds=1,
+        global_batches=[8, 16, 32, 64],
+        notify=lines.append,
     )
     return report, folder, lines
 
 
 def test_a_sweep_measures_steps_and_fits_the_law(swept):
     report, _, lines = swept
-    assert [rung.global_batch for rung in report.rungs] == [32, 64, 128, 256]
+    assert [rung.global_batch for rung in report.rungs] == [8, 16, 32, 64]
     medians = [rung.median_steps for rung in report.rungs]
     assert medians == sorted(medians, reverse=True)
     samples = [steps * rung.global_batch for steps, rung in zip(medians, report.rungs, strict=True)]
@@ -102,19 +118,19 @@ def test_a_sweep_measures_steps_and_fits_the_law(swept):
     for rung in report.rungs:
         assert len(rung.tried) == 6  # the same budget for all
         assert rung.global_batch == rung.workers * rung.worker_batch
-        assert rung.worker_batch == 32
+        assert rung.worker_batch == min(32, rung.global_batch)
     assert report.critical.method == "sweep"
     assert report.critical.low <= report.critical.value
-    assert [row.global_batch for row in report.held_out] == [64, 128]
+    assert [row.global_batch for row in report.held_out] == [16, 32]
     assert json.loads(json.dumps(report.to_json()))["target_loss"] == 0.9
-    assert any("global batch 128" in line for line in lines)
+    assert any("global batch 32" in line for line in lines)
 
 
 def test_a_repeated_sweep_reads_its_trials(swept, monkeypatch):
     report, folder, _ = swept
     task = sw.load_task("digits")
     monkeypatch.setattr(Training, "records", None)  # nothing is trained
-    again = sweep(task, task.recipe, folder=folder, target=0.9, seeds=2, global_batches=[32, 64, 128, 256])
+    again = sweep(task, task.recipe, folder=folder, target=0.6, seeds=2, tuning_seeds=1, global_batches=[8, 16, 32, 64])
     assert again == report
 
 
@@ -123,14 +139,14 @@ def test_a_folder_of_another_recipe_is_refused(swept):
     task = sw.load_task("digits")
     other = task.recipe.replace(momentum=0.5)
     with pytest.raises(RunFolderError, match="use a new folder"):
-        sweep(task, other, folder=folder, target=0.9, seeds=2, global_batches=[32, 64, 128])
+        sweep(task, other, folder=folder, target=0.6, seeds=2, global_batches=[8, 16, 32])
 
 
 def test_a_target_never_reached_says_the_best_loss(tmp_path):
     task = sw.load_task("digits")
     short = task.recipe.replace(epochs=0.5)
     with pytest.raises(TargetMissed, match=r"0\.001 .* best loss of any trial was [0-9.]+") as caught:
-        sweep(task, short, folder=tmp_path, target=0.001, seeds=1, global_batches=[64, 128, 256])
+        sweep(task, short, folder=tmp_path, target=0.001, seeds=1, tuning_seeds=1, global_batches=[64, 128, 256])
     assert caught.value.exit_code == 3
 
 

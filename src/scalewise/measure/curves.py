@@ -66,14 +66,3 @@ def crossing(points: Sequence[Point], target: float) -> float | None:
             return math.exp(before[0] + share * (position - before[0]))
         before = position, loss
     return None
-
-
-def loss_at(points: Sequence[Point], step: float) -> float:
-    """The smoothed loss at a step, between evaluations."""
-    curve = smoothed(points)
-    after = next((index for index, (position, _) in enumerate(curve) if position >= math.log(step)), len(curve) - 1)
-    if after == 0:
-        return curve[0][1]
-    (left, before), (right, loss) = curve[after - 1 : after + 1]
-    share = min(max((math.log(step) - left) / (right - left), 0.0), 1.0)
-    return before + share * (loss - before)

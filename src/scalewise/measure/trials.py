@@ -95,9 +95,8 @@ def follow(task: Task, trial: Trial, folder: Path, stop: Stop) -> Curve:
         finally:
             stop.training = None
     curve = Curve(tuple(points), ended)
-    write_atomically(
-        _file(trial, folder), json.dumps({"asked": _asked(trial), **asdict(curve)}, allow_nan=False) + "\n"
-    )
+    content = {"asked": _asked(trial), "last": trial.last, **asdict(curve)}
+    write_atomically(_file(trial, folder), json.dumps(content, allow_nan=False) + "\n")
     shutil.rmtree(place / "saved", ignore_errors=True)
     if not trial.keep:
         shutil.rmtree(place, ignore_errors=True)
