@@ -98,7 +98,7 @@ def test_sharpness_of_a_checkpoint_and_of_a_run_trained_for_it(scalewise, runs, 
     assert stored[0]["run"] == str(checkpoint)
     assert trained[0]["full"] == stored[0]["full"]  # the last checkpoint of the same recipe
     written = (tmp_path / "b" / "trained" / "result.json").read_bytes()
-    again = scalewise("measure", "digits", *flags, *more[:-2], "--resume", tmp_path / "b")
+    again = scalewise("measure", "digits", *flags, "--resume", tmp_path / "b")
     assert again.json["sharpness"] == trained
     assert (tmp_path / "b" / "trained" / "result.json").read_bytes() == written  # read, not trained again
     other = scalewise("measure", "digits", *flags, "--epochs", 3, "--resume", tmp_path / "b")

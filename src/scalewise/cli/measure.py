@@ -158,7 +158,7 @@ def _start(request: Request, wanted: Wanted, options: Options) -> int:
     if resumed is None:
         check_folder(options.out)
     else:
-        folders.check_request(resumed, request)
+        request = folders.resumed_request(resumed, request)
     try:
         return _in_folder(request, task, wanted, options, resumed)
     except ScalewiseError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ def save_request(folder: Path, request: Request) -> None:
     write_atomically(folder / REQUEST_FILE, json.dumps(asdict(request), indent=2) + "\n")
 
 
-def check_request(folder: Path, wanted: Request) -> None:
-    """Refuse to go on in a folder that is of another task or recipe."""
+def resumed_request(folder: Path, wanted: Request) -> Request:
+    """The request that a folder was begun with; another task or recipe than that is refused, no recipe flags are not."""
     stored = _load(folder)
+    if not wanted.given:
+        wanted = replace(wanted, given=stored.given)
     for name, before in asdict(stored).items():
         after = getattr(wanted, name)
         if before != after:
@@ -38,6 +40,7 @@ def check_request(folder: Path, wanted: Request) -> None:
                 f"{folder} was begun with {name}={before}, got {after}; on resume task and recipe may not change: "
                 f"repeat the first command with --resume, or start anew without it"
             )
+    return stored
 
 
 def _load(folder: Path) -> Request:

@@ -72,7 +72,7 @@ def _machine(task: Task, found: Measurement, wanted: Wanted, notify: Notify) -> 
     if "throughput" not in wanted.skip:
         largest = None if found.memory is None else found.memory.largest_worker_batch
         with _timed(found, "throughput"):
-            speed = throughput(task, found.recipe, largest=largest, notify=notify)
+            speed = throughput(task, found.recipe, largest=largest, placement=placement, notify=notify)
         found = replace(found, throughput=speed)
     return found
 
