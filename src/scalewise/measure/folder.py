@@ -29,7 +29,7 @@ def save_request(folder: Path, request: Request) -> None:
 
 
 def resumed_request(folder: Path, wanted: Request) -> Request:
-    """The request that a folder was begun with; another task or recipe than that is refused, no recipe flags are not."""
+    """The request that a folder was begun with; another task or recipe is refused, leaving the recipe out is not."""
     stored = _load(folder)
     if not wanted.given:
         wanted = replace(wanted, given=stored.given)

@@ -211,5 +211,5 @@ def _check_device(device: str) -> None:
     if device == "mps" or (device == "cpu" and sys.platform != "linux"):
         raise PlacementError(
             f"the largest worker batch is measured on CUDA or, with Linux's limits, on a CPU, got {device} on "
-            f"{sys.platform}; choose a --worker-batch by hand, or measure on such a machine"
+            f"{sys.platform}; leave it out with --skip memory, or measure on such a machine"
         )
