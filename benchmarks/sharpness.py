@@ -2,8 +2,9 @@
 
 python benchmarks/sharpness.py                                          # writes benchmarks/results/<date>-sharpness.md
 
-Both kinds of run see the same samples as often, with the task's own recipe but for the worker batch; the paper's large
-batch is a tenth of the data. The loss at their ends is reported beside, because sharpness follows it.
+Both kinds of run take the same number of steps with the task's own recipe but for the worker batch, so that both come
+to a low loss (with as many samples the large one is far from it). The loss at their ends is reported beside, because
+sharpness follows it. Adam and a dense network are what the paper's first case has; its large batch is a tenth of the data.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Kind:
 
     task: str
     worker_batch: int
-    epochs: float
+    steps: int
     values: Values
 
 
@@ -47,15 +48,15 @@ def trained(task: Task, recipe: sw.Recipe) -> tuple[Weights, float]:
         return training.final, last.test["accuracy"]
 
 
-def measured(name: str, small: int, large: int, epochs: float, seeds: int) -> tuple[Kind, Kind, list[float]]:
+def measured(name: str, small: int, large: int, steps: int, seeds: int) -> tuple[Kind, Kind, list[float]]:
     """Both kinds of run, and the barriers between runs of one seed."""
     task = sw.load_task(name)
-    kinds = tuple(Kind(name, batch, epochs, {}) for batch in (small, large))
+    kinds = tuple(Kind(name, batch, steps, {}) for batch in (small, large))
     barriers = []
     for seed in range(seeds):
         ends = []
         for kind in kinds:
-            recipe = task.recipe.replace(worker_batch=kind.worker_batch, epochs=epochs, seed=seed, threads=1)
+            recipe = task.recipe.replace(worker_batch=kind.worker_batch, steps=steps, seed=seed, threads=1)
             weights, accuracy = trained(task, recipe)
             ends.append(weights)
             numbers = {"test accuracy": 100 * accuracy}
@@ -88,7 +89,7 @@ def to_markdown(found: list[tuple[Kind, Kind, list[float]]], under: Conditions, 
     ]
     for small, large, barriers in found:
         lines += [
-            f"## {small.task}, {small.epochs:g} epochs",
+            f"## {small.task}, {small.steps:,} steps",
             "",
             f"| | worker batch {small.worker_batch} | worker batch {large.worker_batch} | large ÷ small |",
             "|---|---|---|---|",
@@ -114,12 +115,12 @@ def _spread(values: list[float]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=float, default=40.0)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("results"), help="where to write")
     options = parser.parse_args()
-    command = f"python benchmarks/sharpness.py --seeds {options.seeds} --epochs {options.epochs:g}"
+    command = f"python benchmarks/sharpness.py --seeds {options.seeds} --steps {options.steps}"
     under = conditions(command, 1, options.seeds, datetime.now().astimezone())
-    found = [measured(*case, options.epochs, options.seeds) for case in CASES]
+    found = [measured(*case, options.steps, options.seeds) for case in CASES]
     path = options.results / f"{under.date[:10]}-sharpness.md"
     path.write_text(to_markdown(found, under, options.seeds))
     document = {"conditions": asdict(under), "cases": [[asdict(small), asdict(large)] for small, large, _ in found]}
