@@ -4,7 +4,7 @@ python benchmarks/sharpness.py                                          # writes
 
 Both kinds of run take the same number of steps with the task's own recipe but for the worker batch, so that both come
 to a low loss (with as many samples the large one is far from it). The loss at their ends is reported beside, because
-sharpness follows it. Adam and a dense network are what the paper's first case has; its large batch is a tenth of the data.
+sharpness follows it. Adam and a dense network are the paper's first case, whose large batch is a tenth of the data.
 """
 
 from __future__ import annotations

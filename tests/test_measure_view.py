@@ -12,6 +12,7 @@ from scalewise.measure.measurement import Measurement, Minimum
 from scalewise.measure.memory import MemoryReport, Part
 from scalewise.measure.noise import LayerNoise, NoiseReport, StageNoise
 from scalewise.measure.rate import Knee, Rate
+from scalewise.measure.rates import Tried
 from scalewise.measure.sharpness import Sharpness, SharpnessReport
 from scalewise.measure.sweep import Rung, SweepReport
 from scalewise.measure.throughput import ThroughputReport
@@ -89,9 +90,9 @@ def test_tables():
     )
     assert rendered(view.efficiency_table(measurement().efficiencies[2:4], own=8)) == (
         "what more workers bring\n"
-        "workers  global batch  a sample is worth   steps  samples\n"
-        "4                 512     72 % (67–77 %)  × 0.32    × 1.3\n"
-        "8               1,024     56 % (51–62 %)   × 0.2    × 1.6"
+        "workers  global batch    sample worth   steps  samples\n"
+        "4                 512  72 % (67–77 %)  × 0.32    × 1.3\n"
+        "8               1,024  56 % (51–62 %)   × 0.2    × 1.6"
     )
     assert rendered(view.throughput_table(throughput())) == (
         "throughput of one worker, cpu, 2 threads\n"
@@ -106,6 +107,15 @@ def test_tables():
     )
 
 
+def test_tables_stand_side_by_side_where_there_is_room():
+    narrow, wide = (rendered(view.screen(measurement(), width), width).splitlines() for width in (80, 110))
+    assert any(line.startswith("noise scale over training  ") and "what more workers bring" in line for line in wide)
+    assert "noise scale over training" in narrow
+    assert "what more workers bring" in narrow
+    assert not any("…" in line for line in [*narrow, *wide])
+    assert max(len(narrow), len(wide)) <= 40  # one screen
+
+
 def test_the_layers_that_are_shown_are_the_noisiest():
     layers = tuple(LayerNoise(f"layer{n}", NoiseEstimate(n + 1.0, n + 0.5, n + 2.0, True)) for n in range(20))
     shown = rendered(view.layers_table(NoiseReport(NOISE, None, (), layers, 10, 16)))
@@ -117,16 +127,18 @@ def test_the_layers_that_are_shown_are_the_noisiest():
 @pytest.mark.parametrize(("critical", "word"), [(200, "they disagree"), (1400, "they agree")])
 def test_cheap_and_direct_are_shown_together(critical, word):
     steps = {batch: 50 * (1 + critical / batch) * (1.02 if batch == 128 else 1) for batch in (32, 64, 128, 256, 512)}
-    rungs = [Rung(batch, 1, batch, 0.1, {0.1: count}, [count]) for batch, count in steps.items()]
+    rungs = [Rung(batch, 1, batch, 0.1, {0.1: Tried(count, 1, 1)}, [count]) for batch, count in steps.items()]
     law = fit_law(steps.items())
-    report = SweepReport(0.123, 1, rungs, law, held_out_one_by_one([*steps.items()]), [])
+    report = SweepReport(0.123, 1, rungs, law, held_out_one_by_one([*steps.items()]), ["a doubt about one of them"])
     found = measurement(verified=report)
     shown = rendered(view.screen(found, 90), width=90)
     assert "steps to validation loss 0.123, median of 1 seeds" in shown
     assert f"cheap and direct: {word}" in shown
+    assert "a doubt about one of them" in shown
     assert f"critical batch ≈ {view.rough(law.critical.value)};" in " ".join(shown.split())
     document = found.to_json()
     assert document["critical_batch"]["method"] == "sweep"
+    assert document["verified"]["critical_batch"] == document["critical_batch"]
     assert document["verified"]["cheap"]["method"] == "noise scale"
     assert document["verified"]["agreement"].startswith(word)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 24
 HEIGHTS = "▁▂▃▄▅▆▇█"
-TWO_COLUMNS = 100  # width from which tables stand side by side
+GAP = 4  # between tables side by side
 THROUGHPUT_LINES, LAYER_LINES = 8, 12
 LINE_SECONDS = 2.0  # between lines, where there is no terminal
 
@@ -65,7 +65,7 @@ def screen(found: Measurement, width: int) -> RenderableType:
         tables.append(efficiency_table(found.efficiencies, found.recipe.workers))
     if found.throughput is not None:
         tables.append(throughput_table(found.throughput))
-    parts += _side_by_side(tables) if width >= TWO_COLUMNS else [part for table in tables for part in (table, "")]
+    parts += _laid_out(tables, width)
     if found.memory is not None:
         parts += [memory_lines(found.memory), ""]
     if found.noise is not None and found.noise.layers:
@@ -78,12 +78,19 @@ def screen(found: Measurement, width: int) -> RenderableType:
     return Group(*parts, how(found))
 
 
-def _side_by_side(tables: Sequence[RenderableType]) -> list[RenderableType]:
+def _laid_out(tables: Sequence[RenderableType], width: int) -> list[RenderableType]:
+    """Tables side by side where there is room for the next one, each row followed by an empty line."""
+    wide = Console(width=1000)
     parts: list[RenderableType] = []
-    for start in range(0, len(tables), 2):
-        grid = Table.grid(padding=(0, 5, 0, 0))
-        grid.add_row(*tables[start : start + 2])
-        parts += [grid, ""]
+    row: list[RenderableType] = []
+    for place, table in enumerate(tables):
+        row.append(table)
+        following = [*row, *tables[place + 1 : place + 2]]
+        if len(following) == len(row) or sum(wide.measure(one).maximum + GAP for one in following) > width:
+            grid = Table.grid(padding=(0, GAP, 0, 0))
+            grid.add_row(*row)
+            parts += [grid, ""]
+            row = []
     return parts
 
 
@@ -187,7 +194,7 @@ def layers_table(report: NoiseReport) -> Table:
 
 def efficiency_table(rows: Sequence[Efficiency], own: int) -> Table:
     """What more workers bring."""
-    table = _table("what more workers bring", "workers", "global batch", "a sample is worth", "steps", "samples")
+    table = _table("what more workers bring", "workers", "global batch", "sample worth", "steps", "samples")
     for row in rows:
         interval = f" ({_percent(row.low)[:-2]}–{_percent(row.high)})" if row.low is not None else ""
         table.add_row(
@@ -261,7 +268,8 @@ def _verification(found: Measurement) -> list[RenderableType]:
     style = "green" if found.agreement.startswith("they agree") else "bold yellow"
     report = found.verified
     table = branch_table(report) if isinstance(report, BranchReport) else sweep_table(report)
-    return [table, Text(f"cheap and direct: {found.agreement}", style=style), ""]
+    notes = [] if isinstance(report, BranchReport) else [Text(note, style="dim") for note in report.notes]
+    return [table, *notes, Text(f"cheap and direct: {found.agreement}", style=style), ""]
 
 
 def sweep_table(report: SweepReport) -> Table:

@@ -111,7 +111,8 @@ class Measurement:
     def _verified(self) -> dict[str, Any] | None:
         if self.verified is None or self.cheap is None:
             return None
-        return {"cheap": self.cheap.to_json(), "agreement": self.agreement, **self.verified.to_json()}
+        both = {"cheap": self.cheap.to_json(), "critical_batch": self.verified.critical.to_json()}
+        return {**both, "agreement": self.agreement, **self.verified.to_json()}
 
     def _landscape(self) -> dict[str, Any] | None:
         if self.line is None:
