@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -23,8 +22,6 @@ from scalewise.measure.children import Children
 from scalewise.measure.memory import MemoryReport, largest_worker_batch
 from scalewise.recipe import Recipe
 
-RETURNS_FREED, THRESHOLD = "MALLOC_MMAP_THRESHOLD_", "131072"
-
 
 @dataclass(frozen=True)
 class Case:
@@ -35,14 +32,12 @@ class Case:
     settings: tuple[str, ...] = ()
     fields: tuple[tuple[str, str | int], ...] = ()
     processes: int = 1
-    returns_freed: bool = False  # whether malloc gives freed memory back, as it does by default
 
     @property
     def title(self) -> str:
         extra = [*self.settings, *(f"{name}={value}" for name, value in self.fields)]
         processes = f", {self.processes} processes" if self.processes > 1 else ""
-        freed = f", {RETURNS_FREED}={THRESHOLD}" if self.returns_freed else ""
-        return f"{' '.join([self.task, *extra])}, {self.budget}{processes}{freed}"
+        return f"{' '.join([self.task, *extra])}, {self.budget}{processes}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,6 @@ class Checked:
 
 CASES = [
     Case("cifar10", "2GB"),
-    Case("cifar10", "2GB", returns_freed=True),
     Case("cifar10", "2GB", ("bn=true",), (("optimizer", "lamb"),)),
     Case("cifar10", "2GB", (), (("workers", 4),), processes=2),
     Case("fashion-mnist", "1GB"),
@@ -102,6 +96,7 @@ def to_markdown(found: list[Checked], under: Conditions) -> str:
         "The budget is what all processes hold of their own together, Python, torch and data included; each gets an",
         "equal share. Peaks are those of one process above its baseline, what it holds before training. After the",
         f"search the reported worker batch and twice as many are tried again in new processes ({under.rounds} times).",
+        "Trials run with MALLOC_MMAP_THRESHOLD_=131072, as training at that size has to.",
         "",
         "| task, budget | largest | next that does not fit | baseline | predicted peak | measured peak, median (range) "
         "| predicted ÷ measured | runs again | twice runs | search, s |",
@@ -156,9 +151,6 @@ def main() -> int:
     found = []
     for case in [case for case in CASES if case.task.startswith(options.only or "")][: options.cases]:
         say(case.title)
-        os.environ.pop(RETURNS_FREED, None)
-        if case.returns_freed:
-            os.environ[RETURNS_FREED] = THRESHOLD
         found.append(check(case, options.threads, options.trials))
     path = options.results / f"{under.date[:10]}-memory.md"
     path.write_text(to_markdown(found, under))

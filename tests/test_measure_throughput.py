@@ -78,6 +78,14 @@ def linear(width=96):
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_rounds():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ROUND_SECONDS", 0.01)
+        patch.setattr(module, "PRODUCT_SIDES", (256, 512))
+        yield
+
+
 @pytest.fixture(scope="module")
 def report():
     task = linear()

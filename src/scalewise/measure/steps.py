@@ -16,7 +16,7 @@ from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 
 WORKERS_OF_A_PROCESS = 2  # in a trial: they run one after another, so that a third one needs no more memory
-MOST_STEPS, QUIET_STEPS, RISE = 6, 2, 1.005  # a peak that rises by less in so many steps in a row has settled
+MOST_STEPS, QUIET_STEPS, RISE = 6, 1, 1.005  # a peak that rises by less in so many steps in a row has settled
 GROWTH_SHARE, GROWTH_BYTES = 4, 500_000_000  # doubling ends when the peak has risen by that part of the room or this
 
 
@@ -93,8 +93,8 @@ def settled(job: Job, task: Task, batch: int) -> Iterator[Training]:
 def settled_peak(training: Training, highest: Callable[[], int]) -> int:
     """The highest figure after steps until it rises no more.
 
-    What the C library gets back from one step has gaps that do not fit the next one's needs, so the first step's peak
-    is up to a quarter below that of the third (docs/log.md).
+    The first step's is a little lower than that of the second, and by far where malloc keeps what is freed: the gaps
+    that one step leaves do not fit the next one's needs (docs/log.md).
     """
     peak = quiet = 0
     for _ in range(MOST_STEPS):
