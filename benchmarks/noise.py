@@ -136,7 +136,7 @@ PARTS: dict[str, Callable[[], Rows]] = {
     "coverage": covered,
     "digits": lambda: checkpoints("digits", [], [0, 60, 224, 449], groups=4 * 89),
     "chars": lambda: checkpoints("chars", [], [0, 60, 372, 744], groups=4 * 148),
-    "fashion": lambda: checkpoints("fashion-mnist", ["bn=false"], [0, 800], groups=3750),
+    "fashion": lambda: checkpoints("fashion-mnist", ["bn=false"], [300], groups=2048),
     "mnist": lambda: published("fashion-mnist", ["bn=false"], 1875),
     "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], 1560),
     "curvature": noise_curvature.rows,

@@ -49,20 +49,15 @@ SETTINGS = [
 ]
 
 
-def observe(scale: NoiseScale, gradients: np.ndarray) -> None:
-    """One step; gradients (group, parameter)."""
-    mean_square, square = float((gradients**2).sum(1).mean()), float((gradients.mean(0) ** 2).sum())
-    scale.observe(mean_square, square, len(gradients), GROUP_SAMPLES)
-
-
 def frozen(setting: Setting, random: np.random.Generator) -> tuple[NoiseEstimate, float]:
     """An estimate at weights that do not move, and the truth."""
     scale = NoiseScale()
     mean = 1 / math.sqrt(setting.dimensions)
     deviation = math.sqrt(setting.truth / setting.dimensions / GROUP_SAMPLES)
-    noise = random.standard_normal((setting.steps, setting.groups, setting.dimensions))
-    for step in mean + deviation * noise:
-        observe(scale, step)
+    gradients = mean + deviation * random.standard_normal((setting.steps, setting.groups, setting.dimensions))
+    mean_squares, squares = (gradients**2).sum(2).mean(1), (gradients.mean(1) ** 2).sum(1)  # (step,)
+    for mean_square, square in zip(mean_squares.tolist(), squares.tolist(), strict=True):
+        scale.observe(mean_square, square, setting.groups, GROUP_SAMPLES)
     return scale.estimate(), setting.truth
 
 
@@ -97,7 +92,8 @@ def moving(setting: Quadratic, random: np.random.Generator) -> tuple[NoiseEstima
         deviation = setting.deviation * np.sqrt(0.1 + curvature * weights**2)  # of one sample, (parameter,)
         draws = random.standard_normal((setting.groups, setting.dimensions)) / math.sqrt(GROUP_SAMPLES)
         step = gradient + deviation * draws
-        observe(scale, step)
+        mean_square, square = float((step**2).sum(1).mean()), float((step.mean(0) ** 2).sum())
+        scale.observe(mean_square, square, setting.groups, GROUP_SAMPLES)
         signals.append(float(gradient @ gradient))
         noises.append(float(deviation @ deviation))
         weights = weights - setting.rate * step.mean(0)
