@@ -175,11 +175,11 @@ def _in_folder(request: Request, task: Task, wanted: Wanted, options: Options, r
     if resumed is not None:
         check_writable(resumed)
     folder = resumed or make_folder(options.out, f"measure-{task.name}").path
-    folders.save_request(folder, request)
     try:
+        folders.save_request(folder, request)
         return _measure(task, run, wanted, options, folder)
     except BaseException:
-        if resumed is None and not any(path.name != folders.REQUEST_FILE for path in folder.iterdir()):
+        if resumed is None and all(folders.REQUEST_FILE in path.name for path in folder.iterdir()):
             shutil.rmtree(folder)  # nothing that one could go on with
         raise
 
