@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from scalewise.cli.measure import measure
+import scalewise as sw
+from scalewise.cli.measure import RecipeFlags, measure
+from scalewise.engine.run import RunFolder, RunRecipe
 from scalewise.errors import RunFolderError, UsageError
+from scalewise.measure.trained import train_in
 from test_resume import start, wait_for
 
 KEYS = {
@@ -24,13 +27,12 @@ ALL_SKIPPED = ["--skip", "noise", "--skip", "memory", "--skip", "throughput"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """Three short runs of digits with batch norm, with small and large global batches."""
+    """Three short runs of digits, with small and large global batches."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, flags in {"small": ["--seed", "1"], "large": ["--worker-batch", "256"], "third": ["--seed", "2"]}.items():
-        command = ["train", "digits", "--set", "bn=true", "--epochs", "2", "--out", name, "--quiet", *flags]
-        process = start(folder, *command)
-        said = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, said
+    task = sw.load_task("digits")
+    for name, fields in {"small": {"seed": 1}, "large": {"worker_batch": 256}, "third": {"seed": 2}}.items():
+        recipe = task.recipe.replace(epochs=2.0, threads=1, **fields)
+        train_in(RunFolder(folder / name), task, RunRecipe("digits", [], recipe, []))
     return folder
 
 
@@ -68,9 +70,9 @@ def test_the_json_is_the_contract(scalewise, tmp_path):
 
 
 def test_sharpness_and_landscape_of_stored_runs(scalewise, runs):
-    flags = ["--sharpness", "--between", "small", "large", "--plane", "third", "--samples", 128, "--out", "minima"]
+    flags = ["--sharpness", "--between", "small", "large", "--plane", "third", "--samples", 64, "--out", "minima"]
     flags += ALL_SKIPPED
-    document = scalewise("measure", "digits", "--set", "bn=true", *flags, "--json", cwd=runs).json
+    document = scalewise("measure", "digits", *flags, "--json", cwd=runs).json
     assert document["noise_scale"] is None
     line, plane = document["landscape"]["line"], document["landscape"]["plane"]
     at = {row["alpha"]: row for row in line["rows"]}
@@ -89,23 +91,27 @@ def test_sharpness_and_landscape_of_stored_runs(scalewise, runs):
     assert [row["run"] for row in document["sharpness"]] == ["small", "large", "third"]
 
 
-def test_sharpness_of_a_checkpoint_and_of_a_run_trained_for_it(scalewise, runs, tmp_path):
-    checkpoint = runs / "small" / "checkpoints" / "step-90"
-    flags = ["--set", "bn=true", "--sharpness", "--samples", 64, *ALL_SKIPPED, "--json"]
-    stored = scalewise("measure", "digits", *flags, "--weights", checkpoint, "--out", tmp_path / "a").json["sharpness"]
-    more = ["--epochs", 2, "--seed", 1, "--out", tmp_path / "b"]
-    trained = scalewise("measure", "digits", *flags, *more).json["sharpness"]
+def measured(folder: Path, **flags: object) -> list[dict]:
+    """The sharpness that a measurement in this process writes into its folder."""
+    assert (
+        measure("digits", sharpness=True, samples=64, skip=["noise", "memory", "throughput"], quiet=True, **flags) == 0
+    )
+    return json.loads((folder / "measure.json").read_text())["sharpness"]
+
+
+def test_sharpness_of_a_checkpoint_and_of_a_run_trained_for_it(runs, tmp_path):
+    checkpoint, a, b = runs / "small" / "checkpoints" / "step-90", tmp_path / "a", tmp_path / "b"
+    stored = measured(a, weights=checkpoint, out=a)
+    trained = measured(b, flags=RecipeFlags(epochs=2.0, seed=1, threads=1), out=b)
     assert stored[0]["run"] == str(checkpoint)
     assert trained[0]["full"] == stored[0]["full"]  # the last checkpoint of the same recipe
-    written = (tmp_path / "b" / "trained" / "result.json").read_bytes()
-    again = scalewise("measure", "digits", *flags, "--resume", tmp_path / "b")
-    assert again.json["sharpness"] == trained
-    assert (tmp_path / "b" / "trained" / "result.json").read_bytes() == written  # read, not trained again
-    other = scalewise("measure", "digits", *flags, "--epochs", 3, "--resume", tmp_path / "b")
-    assert other.code == 2
-    assert "was begun with given={'epochs': 2.0, 'seed': 1}" in other.stderr
-    used = scalewise("measure", "digits", *flags, "--out", tmp_path / "b")
-    assert (used.code, "found one in use" in used.stderr) == (2, True)
+    written = (b / "trained" / "result.json").read_bytes()
+    assert measured(b, resume=str(b)) == trained
+    assert (b / "trained" / "result.json").read_bytes() == written  # read, not trained again
+    with pytest.raises(RunFolderError, match=r"was begun with given=.'epochs': 2.0, 'threads': 1, 'seed': 1."):
+        measured(b, flags=RecipeFlags(epochs=3.0), resume=str(b))
+    with pytest.raises(RunFolderError, match="found one in use"):
+        measured(b, out=b)
 
 
 def test_a_loss_that_is_never_reached_is_said_and_the_rest_is_kept(scalewise, tmp_path):
@@ -177,5 +183,7 @@ def test_wrong_flags_are_refused_before_anything_is_measured(flags, message, tmp
 
 def test_runs_of_another_task_are_refused(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunFolderError, match="is a run of task digits bn=true, got digits; give the task and --set"):
-        measure("digits", between=(runs / "small", runs / "large"), skip=["noise", "memory", "throughput"])
+    with pytest.raises(RunFolderError, match="is a run of task digits, got digits bn=true; give the task and --set"):
+        measure(
+            "digits", set=["bn=true"], between=(runs / "small", runs / "large"), skip=["noise", "memory", "throughput"]
+        )
