@@ -33,7 +33,7 @@ from noise_truth import per_sample
 from report import conditions
 from scalewise import NoiseScale, Placement, load_task
 from scalewise.engine.loop import Training
-from scalewise.measure.frozen import GroupGradients, PooledNoise, preconditioners
+from scalewise.measure.frozen import GroupGradients, PooledNoise, estimate, preconditioners
 from scalewise.measure.noise import measure_noise
 from scalewise.noise import NoiseEstimate
 
@@ -82,7 +82,7 @@ def checkpoints(name: str, settings: list[str], steps: list[int], groups: int) -
                 "population": len(training.samples),
                 "truth": truth,
                 "steps": _against(by_steps, truth),
-                "pooled": _against(pooled.table().estimate(), truth),
+                "pooled": _against(estimate([pooled.table()]), truth),
                 "pooled_samples": pooled.table().samples,
                 "measure_seconds": round(middle - began, 2),
                 "truth_seconds": round(time.perf_counter() - middle, 2),
@@ -90,7 +90,7 @@ def checkpoints(name: str, settings: list[str], steps: list[int], groups: int) -
             table = pooled.preconditioned_table()
             if table is not None and whitened is not None:
                 row["preconditioned_truth"] = whitened
-                row["preconditioned"] = _against(table.estimate(), whitened)
+                row["preconditioned"] = _against(estimate([table]), whitened)
             rows.append(row)
             print(row, flush=True)
     return rows
