@@ -150,7 +150,7 @@ class PooledNoise:
 
 
 def _squares(gradients: Sequence[Tensor]) -> Tensor:
-    return torch.stack([*torch._foreach_norm(gradients)]).double().square()
+    return torch.stack([*torch._foreach_norm([*gradients])]).double().square()
 
 
 def _add(sums: list[Tensor], block: int, value: Tensor) -> None:
