@@ -33,7 +33,7 @@ from noise_truth import per_sample
 from report import conditions
 from scalewise import NoiseScale, Placement, load_task
 from scalewise.engine.loop import Training
-from scalewise.measure.frozen import GroupGradients, PooledNoise, preconditioners
+from scalewise.measure.frozen import GroupGradients, PooledNoise, estimate, preconditioners
 from scalewise.measure.noise import measure_noise
 from scalewise.noise import NoiseEstimate
 
@@ -58,7 +58,7 @@ def covered() -> Rows:
     return rows
 
 
-def checkpoints(name: str, settings: list[str], steps: list[int], groups: int) -> Rows:
+def checkpoints(name: str, settings: list[str], steps: list[int], groups: int, step_groups: int = 0) -> Rows:
     """Steps of 8 groups and pooled groups against per-sample gradients, at some steps of the task's own training."""
     task = load_task(name, settings, data=data_folder() if name == "fashion-mnist" else None)
     rows: Rows = []
@@ -70,7 +70,7 @@ def checkpoints(name: str, settings: list[str], steps: list[int], groups: int) -
                 next(records)
             factors = preconditioners(training)
             began = time.perf_counter()
-            by_steps, pooled = measured(training, groups, factors)
+            by_steps, pooled = measured(training, groups, max(groups, step_groups), factors)
             middle = time.perf_counter()
             module = training.strategy.model.module.eval()  # no dropout or batch norm in any of them
             truth = per_sample(task, module, training.samples).noise_scale
@@ -82,7 +82,7 @@ def checkpoints(name: str, settings: list[str], steps: list[int], groups: int) -
                 "population": len(training.samples),
                 "truth": truth,
                 "steps": _against(by_steps, truth),
-                "pooled": _against(pooled.table().estimate(), truth),
+                "pooled": _against(estimate([pooled.table()]), truth),
                 "pooled_samples": pooled.table().samples,
                 "measure_seconds": round(middle - began, 2),
                 "truth_seconds": round(time.perf_counter() - middle, 2),
@@ -90,20 +90,23 @@ def checkpoints(name: str, settings: list[str], steps: list[int], groups: int) -
             table = pooled.preconditioned_table()
             if table is not None and whitened is not None:
                 row["preconditioned_truth"] = whitened
-                row["preconditioned"] = _against(table.estimate(), whitened)
+                row["preconditioned"] = _against(estimate([table]), whitened)
             rows.append(row)
             print(row, flush=True)
     return rows
 
 
-def measured(training: Training, groups: int, factors: list[torch.Tensor] | None) -> tuple[NoiseEstimate, PooledNoise]:
-    """The same groups as steps of eight workers for `NoiseScale`, and all together."""
+def measured(
+    training: Training, groups: int, step_groups: int, factors: list[torch.Tensor] | None
+) -> tuple[NoiseEstimate, PooledNoise]:
+    """Groups as steps of eight workers for `NoiseScale`, and some of them all together."""
     population, size = len(training.samples), FROZEN_GROUP_SAMPLES
     scale, pooled = NoiseScale(population), PooledNoise(size, population, factors)
     gradients = GroupGradients(training, size, key=1)
     waiting: list[list[torch.Tensor]] = []
-    for gradient in gradients.take(0, groups):
-        pooled.add(gradient)
+    for gradient in gradients.take(0, step_groups):
+        if pooled.groups < groups:
+            pooled.add(gradient)
         waiting.append(gradient)
         if len(waiting) == 8:
             mean_square = float(np.mean([_square(one) for one in waiting]))
@@ -134,7 +137,7 @@ def published(name: str, settings: list[str], steps: int | None) -> Rows:
 
 PARTS: dict[str, Callable[[], Rows]] = {
     "coverage": covered,
-    "digits": lambda: checkpoints("digits", [], [0, 60, 224, 449], groups=4 * 89),
+    "digits": lambda: checkpoints("digits", [], [0, 60, 224, 449], groups=4 * 89, step_groups=3200),
     "chars": lambda: checkpoints("chars", [], [0, 60, 372, 744], groups=4 * 148),
     "fashion": lambda: checkpoints("fashion-mnist", ["bn=false"], [300], groups=2048),
     "mnist": lambda: published("fashion-mnist", ["bn=false"], 1875),

@@ -57,11 +57,11 @@ class Curvature:
 
         def outputs(*values: Tensor) -> Tensor:
             moved = weights | dict(zip(self._names, values, strict=True))
-            return functional_call(self._module, moved, self._inputs)  # type: ignore[return-value]
+            return functional_call(self._module, moved, self._inputs)
 
         primals = tuple(weights[name] for name in self._names)
         with sdpa_kernel(SDPBackend.MATH):  # the one that knows forward derivatives
-            logits, change = jvp(outputs, primals, tuple(direction))
+            logits, change, *_ = jvp(outputs, primals, tuple(direction))
         chances = logits.softmax(-1)
         squares = (chances * change**2).sum(-1) - (chances * change).sum(-1) ** 2
         return float(squares.mean() if self._counts is None else squares[self._counts].mean())

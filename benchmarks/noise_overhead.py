@@ -16,7 +16,7 @@ from rounds import Contestant, Ready, Round, Work, endless, images, interleave, 
 from scalewise import Placement
 from scalewise.engine.memory import keep_freed_memory
 
-CYCLES = 25
+CYCLES = 15
 QUIET, AGAIN, LOUD = "without", "without, again (control)", "with"
 
 

@@ -46,7 +46,7 @@ def per_sample(
         batch = tree_map(lambda leaf: leaf.unsqueeze(0), sample)
 
         def call(*arguments: Tensor) -> Tensor:
-            return functional_call(module, (dict(weights), buffers), arguments)  # type: ignore[return-value]
+            return functional_call(module, (dict(weights), buffers), arguments)
 
         loss = task.evaluate(call, batch)  # type: ignore[arg-type]
         if isinstance(loss, Loss):

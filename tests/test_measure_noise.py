@@ -13,7 +13,7 @@ import scalewise as sw
 from scalewise.engine.loop import Training
 from scalewise.engine.model import sha256
 from scalewise.errors import TaskError
-from scalewise.measure.frozen import GroupGradients, PooledNoise, preconditioners
+from scalewise.measure.frozen import GroupGradients, PooledNoise, estimate, preconditioners
 from scalewise.measure.noise import measure_noise
 from scalewise.noise import NoiseScale
 
@@ -39,7 +39,7 @@ def pooled(random, data, groups, samples):
     chosen = torch.from_numpy(random.permutation(len(data))[: groups * samples])
     for group in data[chosen].view(groups, samples, -1).mean(1):
         found.add([group])
-    return found.table().estimate()
+    return estimate([found.table()])
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_pooled_groups_cover_the_populations_noise_scale(groups, dimensions, sca
     truth = noise_scale(data)
     trials, covered = 300, 0
     for _ in range(trials):
-        estimate = pooled(random, data, groups, 8)
-        covered += estimate.low <= truth <= (estimate.high or math.inf)
+        one = pooled(random, data, groups, 8)
+        covered += one.low <= truth <= (one.high or math.inf)
     assert covered / trials >= 0.92
 
 
@@ -97,19 +97,19 @@ def look(task, recipe, steps, groups=2 * 89, size=16):
 def test_within_a_tenth_of_per_sample_gradients(steps):
     task = sw.load_task("digits")
     found, by_steps, (truth,) = look(task, task.recipe.replace(threads=1), steps)
-    estimate = found.table().estimate()
-    assert estimate.value == pytest.approx(truth.noise_scale, rel=0.1)
-    assert estimate.low <= truth.noise_scale <= estimate.high
+    pooled_estimate = estimate([found.table()])
+    assert pooled_estimate.value == pytest.approx(truth.noise_scale, rel=0.1)
+    assert pooled_estimate.low <= truth.noise_scale <= pooled_estimate.high
     assert by_steps.low <= truth.noise_scale <= by_steps.high
-    layers = [found.table().estimate([number]).value for number in range(len(truth.signal))]
+    layers = [estimate([found.table()], [number]).value for number in range(len(truth.signal))]
     assert layers == pytest.approx((truth.noise / truth.signal).tolist(), rel=0.2)
 
 
 def test_preconditioned_within_a_tenth_of_per_sample_gradients():
     task = sw.load_task("mlp")
     found, _, (plain, preconditioned) = look(task, task.recipe.replace(threads=1), 100)
-    assert found.table().estimate().value == pytest.approx(plain.noise_scale, rel=0.1)
-    assert found.preconditioned_table().estimate().value == pytest.approx(preconditioned.noise_scale, rel=0.1)
+    assert estimate([found.table()]).value == pytest.approx(plain.noise_scale, rel=0.1)
+    assert estimate([found.preconditioned_table()]).value == pytest.approx(preconditioned.noise_scale, rel=0.1)
     assert preconditioned.noise_scale != pytest.approx(plain.noise_scale, rel=0.1)
 
 
@@ -137,15 +137,30 @@ def report():
 def test_the_report_has_an_average_and_stages(report):
     found, lines = report
     assert [(stage.name, stage.step) for stage in found.stages] == [
-        ("start", 0), ("quarter", 30), ("middle", 60), ("three quarters", 90), ("end", 120),
+        ("start", 0), ("quarter", 30), ("middle", 60), ("three quarters", 90), ("end", 114),
     ]  # fmt: skip
     assert len(lines) == 5
     assert found.used is found.preconditioned
     assert found.stages[0].preconditioned is None  # the optimizer has not moved yet
     values = [stage.estimate.value for stage in found.stages]
-    assert found.estimate.value == pytest.approx(np.average(values, weights=[1, 2, 2, 2, 1]))
+    assert found.estimate.value == pytest.approx(np.average(values, weights=[30, 60, 60, 54, 24]))
     assert found.verdict == "enough"
     assert found.estimate.low < found.estimate.value < found.estimate.high < 2 * found.estimate.low
+
+
+def test_a_stage_is_the_ratio_of_means_over_its_points():
+    """Two points with the same noise and a signal of 1 and 9: 5 on average, not the mean of the ratios."""
+    random = np.random.default_rng(4)
+    tables = []
+    for size in (1.0, 3.0):
+        data = gaussian(random, 4096, 20, 100.0) - 1 / math.sqrt(20) * (1 - size)
+        found = PooledNoise(8, len(data))
+        for group in data.view(512, 8, 20).mean(1):
+            found.add([group])
+        tables.append(found.table())
+    stage = estimate(tables)
+    assert stage.value == pytest.approx(100 / 5, rel=0.1)
+    assert stage.high < 1.3 * stage.low  # that the signal moves is no error
 
 
 def test_the_report_has_layers_on_request(report):

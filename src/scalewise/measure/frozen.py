@@ -150,7 +150,7 @@ class PooledNoise:
 
 
 def _squares(gradients: Sequence[Tensor]) -> Tensor:
-    return torch.stack([*torch._foreach_norm(gradients)]).double().square()
+    return torch.stack([*torch._foreach_norm([*gradients])]).double().square()
 
 
 def _add(sums: list[Tensor], block: int, value: Tensor) -> None:
@@ -177,22 +177,25 @@ class Table:
     population: int
     finite: bool = True
 
-    def estimate(self, chosen: list[int] | None = None) -> NoiseEstimate:
-        """The noise scale of all parameters, or of some."""
+    def values(self, chosen: list[int] | None = None) -> np.ndarray:
+        """|G|² and trΣ of all parameters, or of some, as each block has them: (2, block), with the right means.
+
+        They are pseudo-values: what the estimate would change by if a block were left out, times the other blocks.
+        """
         rows = slice(None) if chosen is None else chosen
         gram, squares = self.gram[rows].sum(0), self.squares[rows].sum(0)
         blocks = len(self.counts)
         everything = np.ones(blocks)
-        signal, noise = self._parts(gram, squares, everything, self._seen, self._passes)
-        if noise <= SAME * self.group_samples * squares.sum() / self.counts.sum():
-            return NoiseEstimate(None, None, None, enough=False, problem=IDENTICAL)
+        found = np.array(self._parts(gram, squares, everything, self._seen, self._passes))
+        if found[1] <= SAME * self.group_samples * squares.sum() / self.counts.sum():
+            return np.stack([np.full(blocks, found[0]), np.zeros(blocks)])
         whole = np.array(self._parts(gram, squares, everything))
         left_out = np.array([self._parts(gram, squares, everything - one) for one in np.eye(blocks)])
-        deviations = (blocks - 1) * (whole - left_out)  # (block, 2): what each block says, but for a constant
+        deviations = (blocks - 1) * (whole - left_out)  # (block, 2)
         deviations -= deviations.mean(0)
         unseen = 1 - self._seen if self.finite else 1.0
-        signals, noises = signal + math.sqrt(unseen) * deviations[:, 0], noise + deviations[:, 1]
-        return ratio_of_means(noises, signals, block=blocks, least=0)
+        values: np.ndarray = (found + deviations * np.array([math.sqrt(unseen), 1.0])).T
+        return values
 
     @property
     def samples(self) -> int:
@@ -216,3 +219,11 @@ class Table:
         square_of_mean = float(keep @ gram @ keep) / groups**2
         noise = self.group_samples * (float(keep @ squares) - groups * square_of_mean) / (groups - passes)
         return square_of_mean - noise / (groups * self.group_samples) * (1 - seen), noise
+
+
+def estimate(tables: Sequence[Table], chosen: list[int] | None = None) -> NoiseEstimate:
+    """The noise scale over some points of a training: the ratio of means, whose errors are those within the points."""
+    signals, noises = np.concatenate([table.values(chosen) for table in tables], axis=1)
+    if not noises.any():
+        return NoiseEstimate(None, None, None, enough=False, problem=IDENTICAL)
+    return ratio_of_means(noises, signals, block=len(tables[0].counts), least=0)

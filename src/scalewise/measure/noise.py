@@ -11,18 +11,19 @@ from scalewise.engine import streams
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import DeviceName, Placement
 from scalewise.errors import TaskError
-from scalewise.measure.frozen import BLOCKS, GroupGradients, PooledNoise, Table, preconditioners
+from scalewise.measure.frozen import BLOCKS, GroupGradients, PooledNoise, Table, estimate, preconditioners
 from scalewise.noise.estimate import NoiseEstimate, rounded_up, weighted_mean
 from scalewise.noise.interval import Interval
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 
-STAGES = ("start", "quarter", "middle", "three quarters", "end")
+LEAST_STEPS = 20  # of a training, to look at it in between
+POINTS, WINDOW = 4, 0.1  # of a stage: so many steps to look at, in that share of the training
 LEAST_GROUPS = 4
 MOST_GROUP_SAMPLES = 16  # smaller groups tell more of the noise, larger ones are faster
-FIRST_SAMPLES, MOST_SAMPLES = 2048, 32768  # looked at in a stage
-MOST_PASSES = 4  # over data so few that more of them are needed
-TIGHT_RATIO = 1.5  # between the ends of the interval: then a stage is done
+FIRST_SAMPLES, MOST_SAMPLES = 1024, 8192  # looked at in a step
+MOST_PASSES = 2  # over data so few that one is not enough
+TIGHT_RATIO = 1.5  # between the ends of the interval: then a step is done
 
 Notify = Callable[[str], None]
 
@@ -108,7 +109,7 @@ def measure_noise(
     device: DeviceName = "auto",
     notify: Notify = lambda line: None,
 ) -> NoiseReport:
-    """Train the recipe with one worker and look at the gradients of fresh samples at five points of it.
+    """Train the recipe with one worker and look at the gradients of fresh samples in five stages of it.
 
     The average is that over steps, by which the noise scale enters the number of steps of a training at global batch
     B: S = S_min·(1 + B_noise ÷ B), summed along the way. Looking leaves no trace in the training.
@@ -127,69 +128,81 @@ def measure_noise(
     ) as training:
         looks = [*_looks(training, notify)]
         names = [*training.strategy.model.parameters]
-    moved = [look for look in looks if look.preconditioned is not None]
+    moved = [look for look in looks if look.preconditioned]
     return NoiseReport(
-        estimate=_average([(look, look.plain.estimate()) for look in looks]),
-        preconditioned=_average([(look, look.preconditioned.estimate()) for look in moved if look.preconditioned])
-        if moved
-        else None,
+        estimate=_average([(look, estimate(look.plain)) for look in looks]),
+        preconditioned=_average([(look, estimate(look.preconditioned)) for look in moved]) if moved else None,
         stages=tuple(look.stage() for look in looks),
         layers=tuple(_layer(name, number, looks) for number, name in enumerate(names)) if layers else (),
-        steps=looks[-1].step,
-        group_samples=looks[-1].plain.group_samples,
+        steps=training.progress.step,
+        group_samples=looks[-1].plain[0].group_samples,
     )
 
 
 @dataclass(frozen=True)
 class _Look:
-    """What was seen at one point of the training."""
+    """What was seen at some neighbouring steps of the training."""
 
     name: str
-    step: int
+    steps: tuple[int, ...]
     global_batch: int
-    plain: Table
-    preconditioned: Table | None
+    plain: tuple[Table, ...]
+    preconditioned: tuple[Table, ...]
+
+    @property
+    def step(self) -> int:
+        return round(sum(self.steps) / len(self.steps))
+
+    @property
+    def samples(self) -> int:
+        return sum(table.samples for table in self.plain)
 
     def stage(self) -> StageNoise:
-        preconditioned = None if self.preconditioned is None else self._in_steps(self.preconditioned.estimate())
-        estimate = self._in_steps(self.plain.estimate())
-        return StageNoise(self.name, self.step, self.plain.samples, estimate, preconditioned)
+        preconditioned = self.in_steps(estimate(self.preconditioned)) if self.preconditioned else None
+        return StageNoise(self.name, self.step, self.samples, self.in_steps(estimate(self.plain)), preconditioned)
 
-    def _in_steps(self, found: NoiseEstimate) -> NoiseEstimate:
+    def in_steps(self, found: NoiseEstimate) -> NoiseEstimate:
         """What is missing, counted in steps of the training instead of blocks of groups."""
         if found.more_steps is None:
             return found
-        block_steps = self.plain.samples / len(self.plain.counts) / self.global_batch
+        block_steps = self.samples / sum(len(table.counts) for table in self.plain) / self.global_batch
         return dataclasses.replace(found, more_steps=rounded_up(found.more_steps * block_steps))
-
-    @property
-    def is_tight(self) -> bool:
-        tables = [self.plain] if self.preconditioned is None else [self.plain, self.preconditioned]
-        found = [table.estimate() for table in tables]
-        return all(Interval(one.low, one.high).within(TIGHT_RATIO) for one in found)
 
 
 def _looks(training: Training, notify: Notify) -> Iterator[_Look]:
     """Train from stage to stage, and look at each."""
     total = training.cuts.total_steps
     records = training.records()
-    for name, step in _stages(total).items():
-        while training.progress.step < step:
-            next(records)
-        look = _look(training, name)
-        notify(f"{name} (step {training.progress.step:,} of {total:,}): {_words(look.stage())}")
+    for name, steps in _stages(total).items():
+        seen: list[int] = []
+        pooled: list[PooledNoise] = []
+        for step in steps:
+            while training.progress.step < step:
+                next(records)
+            seen.append(training.progress.step)
+            pooled.append(_pooled(training))
+        preconditioned = [table for one in pooled if (table := one.preconditioned_table()) is not None]
+        plain = tuple(one.table() for one in pooled)
+        look = _Look(name, tuple(seen), training.recipe.global_batch, plain, tuple(preconditioned))
+        notify(f"{name} (step {seen[-1]:,} of {total:,}): {_words(look.stage())}")
         yield look
 
 
-def _stages(total: int) -> dict[str, int]:
-    """Names and steps; only start and end where steps are too few for more.
+def _stages(total: int) -> dict[str, list[int]]:
+    """Steps at which to look: a single one at the start, then some in a tenth of the training each.
 
-    >>> _stages(100)
-    {'start': 0, 'quarter': 25, 'middle': 50, 'three quarters': 75, 'end': 100}
+    A gradient's size changes a good deal from one step to the next, so that no single step stands for a stage.
+
+    >>> _stages(100)["middle"], _stages(1)
+    ([45, 48, 52, 55], {'start': [0], 'end': [1]})
     """
-    parts = len(STAGES) - 1
-    chosen = STAGES if total >= parts else (STAGES[0], STAGES[-1])
-    return {name: round(total * STAGES.index(name) / parts) for name in chosen}
+    windows = {"quarter": 0.2, "middle": 0.45, "three quarters": 0.7, "end": 0.9}
+    chosen = windows if total >= LEAST_STEPS else {"end": windows["end"]}
+    points = [number / (POINTS - 1) * WINDOW for number in range(POINTS)]
+    stages = {
+        name: sorted({max(1, round(total * (start + point))) for point in points}) for name, start in chosen.items()
+    }
+    return {"start": [0], **stages}
 
 
 def _words(stage: StageNoise) -> str:
@@ -201,33 +214,32 @@ def _words(stage: StageNoise) -> str:
     return f"{kind} {shown.value:,.0f} ({shown.low or 0.0:,.0f} to {high})"
 
 
-def _look(training: Training, name: str) -> _Look:
+def _pooled(training: Training) -> PooledNoise:
     """Look at more and more groups until the interval is tight, or enough has been seen."""
     recipe, population = training.recipe, len(training.samples)
     group_samples = _group_samples(training)
-    gradients = GroupGradients(training, group_samples, streams.key("noise", recipe.seed, name))
-    factors = preconditioners(training)
-    pooled = PooledNoise(group_samples, population, factors, finite=training.task.augment is None)
-    *_, last = targets = _targets(gradients.groups_per_pass, group_samples)
-    for target in targets:
+    gradients = GroupGradients(training, group_samples, streams.key("noise", recipe.seed, training.progress.step))
+    pooled = PooledNoise(group_samples, population, preconditioners(training), finite=training.task.augment is None)
+    for target in _targets(gradients.groups_per_pass, group_samples):
         for gradient in gradients.take(pooled.groups, target - pooled.groups):
             pooled.add(gradient)
-        look = _Look(name, training.progress.step, recipe.global_batch, pooled.table(), pooled.preconditioned_table())
-        if look.is_tight or target == last:
+        tables = [table for table in (pooled.table(), pooled.preconditioned_table()) if table is not None]
+        found = [estimate([table]) for table in tables]
+        if all(Interval(one.low, one.high).within(TIGHT_RATIO) for one in found):
             break
-    return look
+    return pooled
 
 
 def _targets(groups_per_pass: int, group_samples: int) -> list[int]:
     """Groups after which to see whether it is enough: a part of the data, or whole passes.
 
     >>> _targets(groups_per_pass=3750, group_samples=16), _targets(groups_per_pass=89, group_samples=16)
-    ([128, 256, 512, 1024, 2048], [89, 178, 356])
+    ([64, 128, 256, 512], [64, 89, 178])
     """
     first, most = (max(BLOCKS, samples // group_samples) for samples in (FIRST_SAMPLES, MOST_SAMPLES))
     doublings = [first * 2**power for power in range(most.bit_length())]
     parts = [count for count in doublings if count < groups_per_pass]
-    passes = [groups_per_pass * count for count in (1, 2, MOST_PASSES)]
+    passes = [groups_per_pass * count for count in range(1, MOST_PASSES + 1)]
     return [count for count in (*parts, *passes) if count <= most]
 
 
@@ -251,7 +263,7 @@ def _average(found: list[tuple[_Look, NoiseEstimate]]) -> NoiseEstimate:
     average = weighted_mean([one for _, one in found], _trapezoid([look.step for look, _ in found]))
     if average.enough or average.problem is not None:
         return average
-    missing = [look._in_steps(one).more_steps for look, one in found if not one.enough]
+    missing = [look.in_steps(one).more_steps for look, one in found if not one.enough]
     known = [steps for steps in missing if steps is not None]
     return dataclasses.replace(average, more_steps=max(known) if known else None)
 
@@ -271,4 +283,4 @@ def _trapezoid(steps: list[int]) -> list[float]:
 
 
 def _layer(name: str, number: int, looks: list[_Look]) -> LayerNoise:
-    return LayerNoise(name, _average([(look, look.plain.estimate([number])) for look in looks]))
+    return LayerNoise(name, _average([(look, estimate(look.plain, [number])) for look in looks]))

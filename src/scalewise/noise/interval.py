@@ -76,8 +76,15 @@ def scatter(top: np.ndarray, bottom: np.ndarray, block: int = BLOCK_STEPS) -> Sc
     covariances = np.stack([np.cov(part) for part in parts]) * shares[:, None, None]  # (block, 2, 2)
     means = series.mean(axis=1)
     whole = covariances.sum(axis=0) / steps
-    numbers = (float(number) for number in (*means, whole[0, 0], whole[0, 1], whole[1, 1]))
-    return Scatter(steps, *numbers, _freedom(covariances, means, np.array([part.shape[1] - 1 for part in parts])))
+    return Scatter(
+        steps=steps,
+        top=float(means[0]),
+        bottom=float(means[1]),
+        top_top=float(whole[0, 0]),
+        top_bottom=float(whole[0, 1]),
+        bottom_bottom=float(whole[1, 1]),
+        freedom=_freedom(covariances, means, np.array([part.shape[1] - 1 for part in parts])),
+    )
 
 
 def _freedom(covariances: np.ndarray, means: np.ndarray, degrees: np.ndarray) -> float:

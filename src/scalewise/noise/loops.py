@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalewise.errors import UsageError
 from scalewise.noise.precondition import check_adam_like, preconditioner_of
@@ -11,7 +11,9 @@ from scalewise.noise.precondition import check_adam_like, preconditioner_of
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import Tensor, nn
+    from torch._C._distributed_c10d import GradBucket
     from torch.futures import Future
+    from torch.nn.parallel import DistributedDataParallel
     from torch.optim import Optimizer
 
     from scalewise.noise.scale import NoiseScale
@@ -105,8 +107,8 @@ class AccumulationMeter:
             for number, parameter in enumerate(self._squares.parameters)
         ]
         table = torch.stack([torch.stack(small) / micro_batches, torch.stack(big).double().square() / micro_batches**2])
-        rows = (table if self._layers else table.sum(1, keepdim=True)).tolist()
-        observe(self._scale, self._squares, *rows, micro_batches, self._micro_batch)
+        squares_of_parts, squares_of_sums = (table if self._layers else table.sum(1, keepdim=True)).tolist()
+        observe(self._scale, self._squares, squares_of_parts, squares_of_sums, micro_batches, self._micro_batch)
         self._begin()
 
     def _begin(self) -> None:
@@ -123,18 +125,23 @@ class DistributedMeter:
     """The state of the communication hook: squared norms of this process's gradients and of the average."""
 
     def __init__(
-        self, scale: NoiseScale, model: nn.Module, worker_batch: int, optimizer: Optimizer | None, layers: bool
+        self,
+        scale: NoiseScale,
+        model: DistributedDataParallel,
+        worker_batch: int,
+        optimizer: Optimizer | None,
+        layers: bool,
     ) -> None:
         self._scale, self._worker_batch, self._layers = scale, worker_batch, layers
         self._squares = Squares(model.module, optimizer)
         self._by_parameter = layers or optimizer is not None
-        self._group: Any = model.process_group
+        self._group: dist.ProcessGroup = model.process_group  # type: ignore[assignment]
         self.processes: int = self._group.size()
         self._local: list[tuple[list[int], Tensor]] = []
         self._whole: list[tuple[list[int], Tensor]] = []
         self._exchange: tuple[Tensor, dist.Work | None] | None = None
 
-    def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """What DistributedDataParallel itself does with a bucket, and the norms before and after it."""
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
