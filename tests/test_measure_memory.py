@@ -324,7 +324,7 @@ def test_two_processes_share_the_budget():
     task = sw.load_task("mlp")
     report = largest_worker_batch(task, task.recipe.replace(workers=4), budget=2 * BUDGET, processes=2)
     assert (report.processes, report.process_bytes, report.budget_bytes) == (2, BUDGET, 2 * BUDGET)
-    assert (report.largest_worker_batch, report.limited_by) == (1437, "data")
+    assert (report.largest_worker_batch, report.limited_by, report.environment) == (1437, "data", {})
 
 
 def test_a_task_that_cannot_be_passed_on_says_what_to_do():

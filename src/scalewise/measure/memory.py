@@ -72,7 +72,7 @@ class MemoryReport:
     budget_bytes, budget_source: for all processes (CPU) or one device (CUDA), and where it comes from.
     process_bytes: the share of each process.
     counts: what the budget counts.
-    environment: variables with which it was measured, to be set for training at this size as well.
+    environment: variables with which memory was found to end here, to be set for training at this size as well.
     baseline_bytes: what a process holds before training.
     smallest_that_does_not_fit: of the worker batches tried; None when all fitted.
     """
@@ -174,7 +174,7 @@ def _search(
         processes=processes,
         process_bytes=share,
         counts=COUNTS[device],
-        environment=RETURNS_FREED if device == "cpu" else {},
+        environment=RETURNS_FREED if device == "cpu" and failed else {},
         baseline_bytes=notes[largest].baseline,
         bytes_per_sample=line.per_sample,
         parts=predicted_parts(line, trace.parts, largest),

@@ -142,8 +142,9 @@ def count_parts(job: Job, task: Task, smallest: int) -> Parts:
 
 
 def _saved_for_backward(job: Job, task: Task, batch: int) -> int:
-    """Bytes that the forward pass of one worker keeps for backward; weights are not among them."""
-    alone = job.recipe.replace(batch_norm="worker") if job.recipe.batch_norm == "sync" else job.recipe
+    """Bytes that one pass of one worker through the model keeps for backward; weights are not among them."""
+    norms = "worker" if job.recipe.batch_norm == "sync" else job.recipe.batch_norm
+    alone = job.recipe.replace(batch_norm=norms, micro_batch=None, schedule="constant")
     found: dict[int, int] = {}
     with _begun(job, task, trial_recipe(alone, batch, job.processes)) as training:
         weights = {tensor.untyped_storage().data_ptr() for tensor in training.strategy.model.parameters.values()}
