@@ -50,8 +50,8 @@ def test_noise_is_averaged_before_the_crossing():
 def test_evaluations_are_dense_where_the_target_is_expected():
     steps = evaluation_steps(expected=1000, last=1500)
     assert steps[-1] == 1500
-    assert len(steps) < 60
-    assert all(later / earlier <= 1.08 for earlier, later in itertools.pairwise(steps) if earlier >= 125)
+    assert len(steps) < 40
+    assert all(later / earlier <= 1.11 for earlier, later in itertools.pairwise(steps) if earlier >= 250)
 
 
 def test_the_rate_is_found_between_and_beyond_those_tried():
