@@ -150,6 +150,12 @@ def test_a_target_never_reached_says_the_best_loss(tmp_path):
     assert caught.value.exit_code == 3
 
 
+def test_a_target_above_the_start_is_refused(tmp_path):
+    task = sw.load_task("digits")
+    with pytest.raises(UsageError, match="must be below the validation loss at the start"):
+        sweep(task, task.recipe, folder=tmp_path, target=5.0)
+
+
 @pytest.mark.parametrize("batches", [[32, 64], [32, 64, 100], [0, 32, 64]])
 def test_a_ladder_that_cannot_be_is_refused(tmp_path, batches):
     task = sw.load_task("digits")
