@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DENSE_RATIO = 1.07  # between neighbouring evaluations where the target is expected
+DENSE_RATIO = 1.1  # between neighbouring evaluations where the target is expected
 SPARSE_RATIO = 1.5  # and before
-DENSE_FROM = 0.125  # of the expected steps
+DENSE_FROM = 0.25  # of the expected steps
 WINDOW = 1.25  # ratio of the last to the first step that are averaged
 
 
@@ -25,10 +25,10 @@ class Point:
 
 
 def evaluation_steps(expected: float, last: int) -> tuple[int, ...]:
-    """After which steps to evaluate: densely from an eighth of the expected steps, and at the last one.
+    """After which steps to evaluate: densely from a quarter of the expected steps, and at the last one.
 
     >>> evaluation_steps(expected=32, last=10)
-    (1, 2, 3, 5, 6, 7, 8, 9, 10)
+    (1, 2, 3, 5, 8, 9, 10)
     """
     steps, step = [], 1
     while step < last:

@@ -224,6 +224,9 @@ class _Climb:
             raise TargetMissed(
                 f"the single worker must learn at its own learning rate, it diverged at {self._recipe.lr:g}; lower --lr"
             )
+        first = curve.points[0].loss
+        if target is not None and first <= target:
+            raise UsageError(f"the target must be below the validation loss at the start ({first:.4g}), got {target:g}")
         self._target = fitting_target(curve) if target is None else target
         self._reference = curve.steps_to(self._target) or float(budget)
         self._least = curve.least
