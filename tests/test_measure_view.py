@@ -133,7 +133,7 @@ def test_cheap_and_direct_are_shown_together(critical, word):
     report = SweepReport(0.123, 1, rungs, law, held_out_one_by_one([*steps.items()]), ["a doubt about one of them"])
     found = measurement(verified=report)
     shown = rendered(view.screen(found, 90), width=90)
-    assert "steps to validation loss 0.123, median of 1 seeds" in shown
+    assert "steps to validation loss 0.123, median of 1 seed" in shown
     assert f"cheap and direct: {word}" in shown
     assert "a doubt about one of them" in shown
     assert f"critical batch ≈ {view.rough(law.critical.value)};" in " ".join(shown.split())

@@ -277,7 +277,7 @@ def _verification(found: Measurement) -> list[RenderableType]:
 
 def sweep_table(report: SweepReport) -> Table:
     """Steps to the target by global batch, beside the law through them."""
-    title = f"steps to validation loss {number(report.target)}, median of {report.seeds} seeds"
+    title = f"steps to validation loss {number(report.target)}, median of {_seeds(report.seeds)}"
     table = _table(title, "global batch", "learning rate", "steps", "by the law", "samples")
     for rung in report.rungs:
         law = report.law.steps_at(rung.global_batch).value
@@ -361,7 +361,7 @@ def how(found: Measurement) -> RenderableType:
         "memory": _how_memory(found),
         "throughput": _how_throughput(found),
         "noise": _how_noise(found),
-        "verify": "" if found.verified is None else f"trained at each global batch, {found.verified.seeds} seeds",
+        "verify": "" if found.verified is None else f"trained at each global batch, {_seeds(found.verified.seeds)}",
         "landscape": ""
         if found.line is None
         else f"{found.line.samples:,} samples, batch norm recomputed at each point",
@@ -374,6 +374,10 @@ def how(found: Measurement) -> RenderableType:
     for part, taken in found.seconds.items():
         table.add_row(part, seconds(taken), notes[part])
     return table
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def _how_memory(found: Measurement) -> str:
