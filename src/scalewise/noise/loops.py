@@ -33,7 +33,7 @@ class Squares:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        self.numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
+        self.numbers: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(self.parameters)}
         self.optimizer = optimizer
         if optimizer is not None:
             check_adam_like(optimizer)
@@ -135,7 +135,7 @@ class DistributedMeter:
         self._scale, self._worker_batch, self._layers = scale, worker_batch, layers
         self._squares = Squares(model.module, optimizer)
         self._by_parameter = layers or optimizer is not None
-        self._group: dist.ProcessGroup = model.process_group  # type: ignore[assignment]
+        self._group: dist.ProcessGroup = model.process_group
         self.processes: int = self._group.size()
         self._local: list[tuple[list[int], Tensor]] = []
         self._whole: list[tuple[list[int], Tensor]] = []
@@ -143,24 +143,26 @@ class DistributedMeter:
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """What DistributedDataParallel itself does with a bucket, and the norms before and after it."""
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+        import torch.distributed as dist
 
         if bucket.index() == 0:
             self.bring_in()
             self._squares.begin_step()
         numbers = [self._squares.numbers[parameter] for parameter in bucket.parameters()]
-        gradients = bucket.gradients() if self._by_parameter else [bucket.buffer()]
+        buffer = bucket.buffer()
+        gradients = bucket.gradients() if self._by_parameter else [buffer]  # parts of the buffer
         self._local.append((numbers, self._norms(numbers, gradients)))
         if bucket.is_last():
             self._start_exchange()
-        averaged = allreduce_hook(self._group, bucket)
+        # Not torch's own hook: importing it in the middle of a job keeps the process group alive (docs/log.md).
+        work = dist.all_reduce(buffer.div_(self.processes), group=self._group, async_op=True)
+        assert work is not None
 
-        def with_norms(done: Future[Tensor]) -> Tensor:
-            buffer = done.value()  # the bucket's own: its gradients are parts of it
+        def with_norms(done: Future[list[Tensor]]) -> Tensor:
             self._whole.append((numbers, self._norms(numbers, gradients)))
-            return buffer
+            return done.value()[0]
 
-        return averaged.then(with_norms)
+        return work.get_future().then(with_norms)
 
     def _norms(self, numbers: list[int], gradients: Sequence[Tensor]) -> Tensor:
         import torch
