@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from scalewise.noise.scale import NoiseScale
+
+LONGEST_WAIT_SECONDS = 1.0
 
 
 def norm(gradient: Tensor) -> Tensor:
@@ -139,7 +143,9 @@ class DistributedMeter:
         self.processes: int = self._group.size()
         self._local: list[tuple[list[int], Tensor]] = []
         self._whole: list[tuple[list[int], Tensor]] = []
-        self._exchange: tuple[Tensor, dist.Work | None] | None = None
+        self._shared: Tensor | None = None  # kept: no other thread may be the last to hold it when Python ends
+        self._exchange: dist.Work | None = None
+        self._callbacks: list[weakref.ref[Callable[..., Tensor]]] = []
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """What DistributedDataParallel itself does with a bucket, and the norms before and after it."""
@@ -162,6 +168,7 @@ class DistributedMeter:
             self._whole.append((numbers, self._norms(numbers, gradients)))
             return done.value()[0]
 
+        self._callbacks.append(weakref.ref(with_norms))
         return work.get_future().then(with_norms)
 
     def _norms(self, numbers: list[int], gradients: Sequence[Tensor]) -> Tensor:
@@ -178,7 +185,8 @@ class DistributedMeter:
         import torch.distributed as dist
 
         local = self._table(self._local).div_(self.processes)
-        self._exchange = local, dist.all_reduce(local, group=self._group, async_op=True)
+        self._shared = local if self._shared is None else self._shared.copy_(local)
+        self._exchange = dist.all_reduce(self._shared, group=self._group, async_op=True)
 
     def _table(self, parts: list[tuple[list[int], Tensor]]) -> Tensor:
         """Squares by parameter, or their sum."""
@@ -193,14 +201,23 @@ class DistributedMeter:
 
     def bring_in(self) -> None:
         """Read the last step's numbers: its exchange has long ended, and its averages are there."""
-        if self._exchange is None:
+        if self._exchange is None or self._shared is None:
             return
-        small, work = self._exchange
-        if work is not None:
-            work.wait()
-        big = self._table(self._whole).tolist()
-        observe(self._scale, self._squares, small.tolist(), big, self.processes, self._worker_batch)
+        self._exchange.wait()
+        small, big = self._shared.tolist(), self._table(self._whole).tolist()
+        observe(self._scale, self._squares, small, big, self.processes, self._worker_batch)
         self._local, self._whole, self._exchange = [], [], None
+        self._wait_for_callbacks()
+
+    def _wait_for_callbacks(self) -> None:
+        """Let the threads that called back let go of Python's objects: they abort if they must after Python has ended.
+
+        They do so within microseconds, unless the processor is busy; mostly this waits for nothing.
+        """
+        deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+        while any(callback() is not None for callback in self._callbacks) and time.monotonic() < deadline:
+            time.sleep(1e-4)  # gives the interpreter to other threads
+        self._callbacks.clear()
 
 
 def watch_ddp(
