@@ -131,8 +131,8 @@ PARTS: dict[str, Callable[[], Rows]] = {
     "digits": lambda: checkpoints("digits", [], [0, 60, 224, 449], groups=4 * 89, step_groups=3200),
     "chars": lambda: checkpoints("chars", [], [0, 60, 372, 744], groups=4 * 148),
     "fashion": lambda: checkpoints("fashion-mnist", ["bn=false"], [300], groups=2048),
-    "mnist": lambda: published("fashion-mnist", ["bn=false"], 1875),
-    "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], 1560),
+    "mnist": lambda: published("fashion-mnist", ["bn=false"], 1000),
+    "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], 800),
     "curvature": noise_curvature.rows,
     "overhead": noise_overhead.rows,
 }
