@@ -6,7 +6,7 @@ python benchmarks/noise.py --parts mnist cifar             # beside published fi
 python benchmarks/noise.py --parts curvature               # which preconditioned form agrees with the curvature
 python benchmarks/noise.py --parts overhead                # what measuring costs in every step
 
-Each part is written when it is done; parts measured before on the same day stay.
+Each row is written when it is there; parts measured before on the same day stay.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -39,29 +39,24 @@ from scalewise.noise import NoiseEstimate
 
 TRIALS = 1000
 FROZEN_GROUP_SAMPLES = 16
-Rows = list[dict[str, Any]]
+Rows = Iterator[dict[str, Any]]
 
 
 def covered() -> Rows:
     """Every setting, 1,000 seeded trials each."""
-    rows: Rows = []
     for number, setting in enumerate(SETTINGS):
         random = np.random.default_rng([1, number])
         found = coverage([frozen(setting, random) for _ in range(TRIALS)])
-        rows.append({"gradients": "frozen", **asdict(setting), **found.to_json()})
-        print(rows[-1], flush=True)
+        yield {"gradients": "frozen", **asdict(setting), **found.to_json()}
     for number, path in enumerate(QUADRATICS):
         random = np.random.default_rng([2, number])
         found = coverage([moving(path, random) for _ in range(TRIALS)])
-        rows.append({"gradients": "moving", **asdict(path), **found.to_json()})
-        print(rows[-1], flush=True)
-    return rows
+        yield {"gradients": "moving", **asdict(path), **found.to_json()}
 
 
 def checkpoints(name: str, settings: list[str], steps: list[int], groups: int, step_groups: int = 0) -> Rows:
     """Steps of 8 groups and pooled groups against per-sample gradients, at some steps of the task's own training."""
     task = load_task(name, settings, data=data_folder() if name == "fashion-mnist" else None)
-    rows: Rows = []
     recipe = task.recipe.replace(threads=1)
     with Training(task, recipe, Placement(device="cpu"), alone=True) as training:
         records = training.records()
@@ -91,9 +86,7 @@ def checkpoints(name: str, settings: list[str], steps: list[int], groups: int, s
             if table is not None and whitened is not None:
                 row["preconditioned_truth"] = whitened
                 row["preconditioned"] = _against(estimate([table]), whitened)
-            rows.append(row)
-            print(row, flush=True)
-    return rows
+            yield row
 
 
 def measured(
@@ -130,9 +123,7 @@ def published(name: str, settings: list[str], steps: int | None) -> Rows:
     task = load_task(name, settings, data=data_folder())
     began = time.perf_counter()
     report = measure_noise(task, task.recipe.replace(threads=1), steps=steps, device="cpu", notify=print)
-    row = {"task": " ".join([name, *settings]), "seconds": round(time.perf_counter() - began), **report.to_json()}
-    print(row, flush=True)
-    return [row]
+    yield {"task": " ".join([name, *settings]), "seconds": round(time.perf_counter() - began), **report.to_json()}
 
 
 PARTS: dict[str, Callable[[], Rows]] = {
@@ -140,8 +131,8 @@ PARTS: dict[str, Callable[[], Rows]] = {
     "digits": lambda: checkpoints("digits", [], [0, 60, 224, 449], groups=4 * 89, step_groups=3200),
     "chars": lambda: checkpoints("chars", [], [0, 60, 372, 744], groups=4 * 148),
     "fashion": lambda: checkpoints("fashion-mnist", ["bn=false"], [300], groups=2048),
-    "mnist": lambda: published("fashion-mnist", ["bn=false"], 1875),
-    "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], 1560),
+    "mnist": lambda: published("fashion-mnist", ["bn=false"], 1000),
+    "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], 800),
     "curvature": noise_curvature.rows,
     "overhead": noise_overhead.rows,
 }
@@ -157,11 +148,14 @@ def main() -> int:
         now = datetime.now().astimezone()
         under = conditions(f"python benchmarks/noise.py --parts {part}", threads=1, rounds=1, now=now)
         path = chosen.results / f"{under.date[:10]}-noise.json"
-        rows = PARTS[part]()
-        document = json.loads(path.read_text()) if path.exists() else {}
-        document[part] = {"conditions": asdict(under), "rows": rows}
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        path.with_suffix(".md").write_text(page(document, under.date[:10]))
+        rows: list[dict[str, Any]] = []
+        for row in PARTS[part]():
+            print(row, flush=True)
+            rows.append(row)
+            document = json.loads(path.read_text()) if path.exists() else {}
+            document[part] = {"conditions": asdict(under), "rows": rows}
+            path.write_text(json.dumps(document, indent=1) + "\n")
+            path.with_suffix(".md").write_text(page(document, under.date[:10]))
         print(f"{part} is in {path.name}", file=sys.stderr)
     return 0
 

@@ -7,6 +7,7 @@ dear to measure in training, but what the cheap forms without H can be held agai
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,7 @@ def in_curvature(gradients: list[list[Tensor]], factors: list[Tensor] | None, cu
     return noise_scale(float(np.mean([curvature(one) for one in steps])), curvature(mean), len(steps))
 
 
-def rows() -> list[dict[str, Any]]:
-    found = []
+def rows() -> Iterator[dict[str, Any]]:
     for name, steps in {"mlp": [60, 120, 224, 449], "chars": [60, 186, 372, 744]}.items():
         task = load_task(name)
         with Training(task, task.recipe.replace(threads=1), Placement(device="cpu"), alone=True) as training:
@@ -107,9 +107,4 @@ def rows() -> list[dict[str, Any]]:
                 for power, kind in ((0.5, "root"), (1.0, "whole")):
                     for floor in FLOORS:
                         row[f"{kind}, floor {floor:g}"] = in_metric(gradients, floored(moments, floor, power, epsilon))
-                found.append(row)
-                print(
-                    {key: value if isinstance(value, str) else round(value, 1) for key, value in row.items()},
-                    flush=True,
-                )
-    return found
+                yield row

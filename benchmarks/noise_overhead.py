@@ -70,9 +70,8 @@ KINDS: dict[str, list[Contestant]] = {
 CASES = [Case("fashion-mnist", 128), Case("cifar10-small", 128), Case("cifar10", 64)]
 
 
-def rows() -> list[dict[str, Any]]:
+def rows() -> Iterator[dict[str, Any]]:
     keep_freed_memory()
-    found = []
     for case in CASES:
         work = Work(case.load(data_folder()), case.worker_batch, 1)
         for kind, contestants in KINDS.items():
@@ -83,6 +82,4 @@ def rows() -> list[dict[str, Any]]:
                 row[name] = asdict(spread(ratios(measured.seconds, name, QUIET)))
                 row[f"{name}, CPU"] = asdict(spread(ratios(measured.cpu_seconds, name, QUIET)))
             row["failures"] = measured.failures
-            found.append(row)
-            print(row, flush=True)
-    return found
+            yield row

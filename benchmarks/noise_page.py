@@ -144,13 +144,13 @@ PARTS: dict[str, tuple[str, str, Callable[[Sequence[Row]], list[str]]]] = {
         "fashion-mnist, beside MNIST's published figures",
         "McCandlish et al. (2018): critical batch of MNIST 20 at the start and 200 on average. MNIST's own files are "
         "not here, so fashion-mnist stands in for it: as many images of the same size, but harder to tell apart, and "
-        "another network; trained for 2 epochs.",
+        "another network; a shorter training (its steps are below).",
         published,
     ),
     "cifar": (
         "CIFAR-10, beside its published figures",
         "McCandlish et al. (2018): noise scale 400 at the start and 2,000 on average, critical batch 300 and 900; "
-        "another network; trained for 2 epochs.",
+        "another network; a shorter training (its steps are below).",
         published,
     ),
     "curvature": (

@@ -122,13 +122,13 @@ def test_steps_that_are_not_finite_are_skipped():
     assert monitor.estimate().value is None
 
 
-@pytest.mark.parametrize("square", [2.0, 0.0])
-def test_identical_workers_are_named(square):
+@pytest.mark.parametrize(("square", "value"), [(2.0, 0.0), (0.0, None)])
+def test_identical_workers_are_named(square, value):
     monitor = NoiseScale()
     for _ in range(60):
         monitor.observe(square * (1 + 1e-7), square, 4, 8)  # to rounding
     estimate = monitor.estimate()
-    assert (estimate.value, estimate.low, estimate.high, estimate.enough) == (None, None, None, False)
+    assert (estimate.value, estimate.low, estimate.high, estimate.enough) == (value, None, None, False)
     assert estimate.verdict.startswith("identical workers")
 
 

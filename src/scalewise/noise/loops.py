@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
     from scalewise.noise.scale import NoiseScale
 
+LONGEST_WAIT_SECONDS = 1.0
+
 
 def norm(gradient: Tensor) -> Tensor:
     """‖gradient‖, at least in float32."""
@@ -33,7 +37,7 @@ class Squares:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        self.numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
+        self.numbers: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(self.parameters)}
         self.optimizer = optimizer
         if optimizer is not None:
             check_adam_like(optimizer)
@@ -135,32 +139,37 @@ class DistributedMeter:
         self._scale, self._worker_batch, self._layers = scale, worker_batch, layers
         self._squares = Squares(model.module, optimizer)
         self._by_parameter = layers or optimizer is not None
-        self._group: dist.ProcessGroup = model.process_group  # type: ignore[assignment]
+        self._group: dist.ProcessGroup = model.process_group
         self.processes: int = self._group.size()
         self._local: list[tuple[list[int], Tensor]] = []
         self._whole: list[tuple[list[int], Tensor]] = []
-        self._exchange: tuple[Tensor, dist.Work | None] | None = None
+        self._shared: Tensor | None = None  # kept: no other thread may be the last to hold it when Python ends
+        self._exchange: dist.Work | None = None
+        self._callbacks: list[weakref.ref[Callable[..., Tensor]]] = []
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """What DistributedDataParallel itself does with a bucket, and the norms before and after it."""
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+        import torch.distributed as dist
 
         if bucket.index() == 0:
             self.bring_in()
             self._squares.begin_step()
         numbers = [self._squares.numbers[parameter] for parameter in bucket.parameters()]
-        gradients = bucket.gradients() if self._by_parameter else [bucket.buffer()]
+        buffer = bucket.buffer()
+        gradients = bucket.gradients() if self._by_parameter else [buffer]  # parts of the buffer
         self._local.append((numbers, self._norms(numbers, gradients)))
         if bucket.is_last():
             self._start_exchange()
-        averaged = allreduce_hook(self._group, bucket)
+        # Not torch's own hook: importing it in the middle of a job keeps the process group alive (docs/log.md).
+        work = dist.all_reduce(buffer.div_(self.processes), group=self._group, async_op=True)
+        assert work is not None
 
-        def with_norms(done: Future[Tensor]) -> Tensor:
-            buffer = done.value()  # the bucket's own: its gradients are parts of it
+        def with_norms(done: Future[list[Tensor]]) -> Tensor:
             self._whole.append((numbers, self._norms(numbers, gradients)))
-            return buffer
+            return done.value()[0]
 
-        return averaged.then(with_norms)
+        self._callbacks.append(weakref.ref(with_norms))
+        return work.get_future().then(with_norms)
 
     def _norms(self, numbers: list[int], gradients: Sequence[Tensor]) -> Tensor:
         import torch
@@ -176,7 +185,8 @@ class DistributedMeter:
         import torch.distributed as dist
 
         local = self._table(self._local).div_(self.processes)
-        self._exchange = local, dist.all_reduce(local, group=self._group, async_op=True)
+        self._shared = local if self._shared is None else self._shared.copy_(local)
+        self._exchange = dist.all_reduce(self._shared, group=self._group, async_op=True)
 
     def _table(self, parts: list[tuple[list[int], Tensor]]) -> Tensor:
         """Squares by parameter, or their sum."""
@@ -191,14 +201,23 @@ class DistributedMeter:
 
     def bring_in(self) -> None:
         """Read the last step's numbers: its exchange has long ended, and its averages are there."""
-        if self._exchange is None:
+        if self._exchange is None or self._shared is None:
             return
-        small, work = self._exchange
-        if work is not None:
-            work.wait()
-        big = self._table(self._whole).tolist()
-        observe(self._scale, self._squares, small.tolist(), big, self.processes, self._worker_batch)
+        self._exchange.wait()
+        small, big = self._shared.tolist(), self._table(self._whole).tolist()
+        observe(self._scale, self._squares, small, big, self.processes, self._worker_batch)
         self._local, self._whole, self._exchange = [], [], None
+        self._wait_for_callbacks()
+
+    def _wait_for_callbacks(self) -> None:
+        """Let the threads that called back let go of Python's objects: they abort if they must after Python has ended.
+
+        They do so within microseconds, unless the processor is busy; mostly this waits for nothing.
+        """
+        deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+        while any(callback() is not None for callback in self._callbacks) and time.monotonic() < deadline:
+            time.sleep(1e-4)  # gives the interpreter to other threads
+        self._callbacks.clear()
 
 
 def watch_ddp(

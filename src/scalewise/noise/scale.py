@@ -154,7 +154,8 @@ class NoiseScale:
         if not len(window):
             return UNKNOWN
         if not self._different:
-            return NoiseEstimate(None, None, None, enough=False, problem=IDENTICAL)
+            value = 0.0 if window[:, 0].mean() > 0 else None
+            return NoiseEstimate(value, None, None, enough=False, problem=IDENTICAL)
         found = ratio_of_means(window[:, 1], window[:, 0])
         return found if found.more_steps is None else self._with_steps_to_come(found, len(window))
 
