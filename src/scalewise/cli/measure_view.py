@@ -86,7 +86,8 @@ def _laid_out(tables: Sequence[RenderableType], width: int) -> list[RenderableTy
     for place, table in enumerate(tables):
         row.append(table)
         following = [*row, *tables[place + 1 : place + 2]]
-        if len(following) == len(row) or sum(wide.measure(one).maximum + GAP for one in following) > width:
+        needed = sum(wide.measure(one).maximum for one in following) + GAP * (len(following) - 1)
+        if len(following) == len(row) or needed > width:
             grid = Table.grid(padding=(0, GAP, 0, 0))
             grid.add_row(*row)
             parts += [grid, ""]
