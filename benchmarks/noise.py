@@ -132,7 +132,7 @@ PARTS: dict[str, Callable[[], Rows]] = {
     "chars": lambda: checkpoints("chars", [], [0, 60, 372, 744], groups=4 * 148),
     "fashion": lambda: checkpoints("fashion-mnist", ["bn=false"], [300], groups=2048),
     "mnist": lambda: published("fashion-mnist", ["bn=false"], 1000),
-    "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], 800),
+    "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], 600),
     "curvature": noise_curvature.rows,
     "overhead": noise_overhead.rows,
 }

@@ -113,6 +113,22 @@ def test_preconditioned_within_a_tenth_of_per_sample_gradients():
     assert preconditioned.noise_scale != pytest.approx(plain.noise_scale, rel=0.1)
 
 
+def test_preconditioners_are_the_optimizers_own_in_any_memory_layout():
+    """The state of a flat optimizer lies in memory order; by parameter it must be what torch's Adam has."""
+    task = sw.load_task("digits")
+    found = []
+    for layout in ("contiguous", "channels_last"):
+        recipe = sw.Recipe(worker_batch=32, steps=5, optimizer="adam", lr=0.001, layout=layout, threads=1)
+        with Training(task, recipe, CPU) as training:
+            assert preconditioners(training) is None  # before the first step
+            [*training.records()]
+            found.append(preconditioners(training))
+            shapes = [parameter.shape for parameter in training.strategy.model.parameters.values()]
+    assert [factor.shape for factor in found[1]] == shapes
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other.contiguous(), rtol=1e-3, atol=0)
+
+
 def test_looking_leaves_no_trace_in_the_training():
     task = sw.load_task("digits", ["bn=true", "dropout=0.2"])
     recipe = task.recipe.replace(steps=12, threads=1)

@@ -153,6 +153,7 @@ class DistributedMeter:
 
         if bucket.index() == 0:
             self.bring_in()
+            self._local, self._whole = [], []  # of a step that broke off
             self._squares.begin_step()
         numbers = [self._squares.numbers[parameter] for parameter in bucket.parameters()]
         buffer = bucket.buffer()
