@@ -62,7 +62,7 @@ def largest_fitting(
         most: the most samples of interest.
         tolerance: relative distance at which a number that fits is close enough to one that does not.
 
-    >>> largest_fitting(70, lambda batch: batch <= 1000, smallest=1, most=100_000)
+    >>> largest_fitting(70, lambda batch: batch <= 1000, smallest=1, most=100_000, tolerance=0.0)
     1000
     """
     limit = max(1, most // smallest)  # counted in units of the smallest
