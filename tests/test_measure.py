@@ -155,6 +155,18 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path):
     assert not [*folder.iterdir()]
 
 
+def test_an_interrupt_keeps_the_runs_of_a_verification(tmp_path):
+    flags = ["--epochs", "3", "--skip", "memory", "--skip", "throughput", "--verify", "branch", "--out", "run"]
+    process = start(tmp_path, "measure", "logistic", *flags)
+    trials = tmp_path / "run" / "branch"
+    wait_for(lambda: trials.is_dir() and any(trials.rglob("single-*")), process)
+    process.send_signal(signal.SIGINT)
+    stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "SIGINT stopped the measurement; its runs are saved, go on with the same command and --resume run" in stderr
+    assert not (tmp_path / "run" / "measure.json").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from cyclopts import Parameter
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, recipe_flags, resumed_folder
 from scalewise.cli.measure_view import MeasureView, screen
 from scalewise.engine.placement import DeviceName, available_cores
-from scalewise.errors import ScalewiseError, TargetMissed, UsageError
+from scalewise.errors import Interrupted, ScalewiseError, TargetMissed, UsageError
 from scalewise.measure import folder as folders
 from scalewise.measure.budget import parse_bytes
 from scalewise.measure.folder import Request
@@ -178,6 +179,10 @@ def _in_folder(request: Request, task: Task, wanted: Wanted, options: Options, r
     try:
         folders.save_request(folder, request)
         return _measure(task, run, wanted, options, folder)
+    except Interrupted as error:
+        number = signal.Signals(error.exit_code - 128)
+        words = "stopped the measurement; its runs are saved, go on with the same command and --resume"
+        raise Interrupted(f"{number.name} {words} {folder}", number) from None
     except BaseException:
         if resumed is None and all(folders.REQUEST_FILE in path.name for path in folder.iterdir()):
             shutil.rmtree(folder)  # nothing that one could go on with
