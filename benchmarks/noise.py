@@ -135,6 +135,7 @@ PARTS: dict[str, Callable[[], Rows]] = {
     "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], 600),
     "curvature": noise_curvature.rows,
     "overhead": noise_overhead.rows,
+    "share": noise_overhead.shares,
 }
 
 

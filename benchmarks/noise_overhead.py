@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -14,9 +15,11 @@ from cases import Case, data_folder
 from contestants import scalewise
 from rounds import Contestant, Ready, Round, Work, endless, images, interleave, ratios, spread
 from scalewise import Placement
+from scalewise.engine.loop import Training
 from scalewise.engine.memory import keep_freed_memory
 
 CYCLES = 15
+SHARE_STEPS, WARM_UP_STEPS = 60, 10
 QUIET, AGAIN, LOUD = "without", "without, again (control)", "with"
 
 
@@ -83,3 +86,45 @@ def rows() -> Iterator[dict[str, Any]]:
                 row[f"{name}, CPU"] = asdict(spread(ratios(measured.cpu_seconds, name, QUIET)))
             row["failures"] = measured.failures
             yield row
+
+
+def shares() -> Iterator[dict[str, Any]]:
+    """The part of a step that passes inside of what measures: which does not depend on what else the machine does."""
+    for case in CASES:
+        work = Work(case.load(data_folder()), case.worker_batch, 1)
+        recipe = sw.Recipe(
+            workers=2, worker_batch=work.batch // 2, steps=SHARE_STEPS, layout="channels_last", threads=1
+        )
+        with Training(work.task, recipe, Placement(device="cpu"), alone=True) as training:
+            spent = Stopwatch()
+            strategy: Any = training.strategy
+            strategy.workers._square_norm = spent.timed(strategy.workers._square_norm)
+            strategy._clipped = spent.timed(strategy._clipped)  # the norm of the mean; nothing is clipped here
+            training.noise.observe = spent.timed(training.noise.observe)  # type: ignore[method-assign]
+            began, found = time.perf_counter(), []
+            for record in training.records():
+                if isinstance(record, sw.Step):
+                    found.append((spent.seconds, time.perf_counter() - began))
+                    spent.seconds, began = 0.0, time.perf_counter()
+                if training.progress.step == SHARE_STEPS:
+                    break
+        each = [measuring / step for measuring, step in found[WARM_UP_STEPS:]]
+        milliseconds = 1000 * spread([step for _, step in found[WARM_UP_STEPS:]]).median
+        yield {"case": case.title, "step_milliseconds": milliseconds, "share": asdict(spread(each))}
+
+
+class Stopwatch:
+    """Adds up the time inside of functions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: object, **named: object) -> object:
+            began = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return timed

@@ -125,6 +125,15 @@ def overhead(rows: Sequence[Row]) -> list[str]:
     return _table(["task × global batch", "loop", "step, ms", "n", *columns], cells)
 
 
+def share(rows: Sequence[Row]) -> list[str]:
+    def percent(found: Row) -> str:
+        median, low, high = (100 * found[name] for name in ("median", "low", "high"))
+        return f"{median:.2f} % ({low:.2f}–{high:.2f}), n = {found['n']} steps"
+
+    cells = [[row["case"], f"{row['step_milliseconds']:.1f}", percent(row["share"])] for row in rows]
+    return _table(["task × global batch, 2 workers", "step, ms", "share of the step"], cells)
+
+
 FROZEN = (
     "Groups of 16 fresh samples at frozen weights of the task's own training against the gradient of every single "
     "sample (torch.func), corrected for the finite population. `NoiseScale` sees steps of 8 groups, and uses the "
@@ -165,5 +174,10 @@ PARTS: dict[str, tuple[str, str, Callable[[Sequence[Row]], list[str]]]] = {
         "Time of a step relative to the same without the noise scale, in the same cycle: median (quartiles) of n "
         "cycles, all by turns in one process.",
         overhead,
+    ),
+    "share": (
+        "The part of a step that passes inside of what measures",
+        "The engine's functions that take norms and average them, timed from inside: median (quartiles) over steps.",
+        share,
     ),
 }
