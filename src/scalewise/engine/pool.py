@@ -28,6 +28,7 @@ LAST_LINES = 10
 JobT = TypeVar("JobT")
 JobToDo = TypeVar("JobToDo", contravariant=True)
 MessageT = TypeVar("MessageT")
+MessageToSend = TypeVar("MessageToSend", covariant=True)
 
 
 class Stoppable(Protocol):
@@ -50,20 +51,20 @@ class Stop:
             self.training.signal = number
 
 
-class Work(Protocol[JobToDo, MessageT]):
+class Work(Protocol[JobToDo, MessageToSend]):
     """What the processes do with jobs; pickled into each of them once."""
 
     @property
     def folder(self) -> Path:
         """Where the processes' logs go."""
 
-    def perform(self, job: JobToDo, send: Callable[[MessageT], None], stop: Stop) -> MessageT:
+    def perform(self, job: JobToDo, send: Callable[[MessageToSend], None], stop: Stop) -> MessageToSend:
         """Do a job, in the process: `send` says how far it is, the value how it ended."""
 
-    def died(self, job: JobToDo, reason: str) -> MessageT:
+    def died(self, job: JobToDo, reason: str) -> MessageToSend:
         """What becomes of a job whose process died."""
 
-    def stopped(self, job: JobToDo) -> MessageT:
+    def stopped(self, job: JobToDo) -> MessageToSend:
         """What becomes of a job whose process ended because it was asked to."""
 
 
@@ -144,7 +145,7 @@ class Pool(Generic[JobT, MessageT]):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        member = _Member(process, mine, log)
+        member = _Member[JobT](process, mine, log)
         self._members.append(member)
         if self.stopping:  # the signal came while it was being started
             process.terminate()
