@@ -28,7 +28,7 @@ LAST_LINES = 10
 JobT = TypeVar("JobT")
 JobToDo = TypeVar("JobToDo", contravariant=True)
 MessageT = TypeVar("MessageT")
-MessageSaid = TypeVar("MessageSaid", covariant=True)
+MessageToSend = TypeVar("MessageToSend", covariant=True)
 
 
 class Stoppable(Protocol):
@@ -51,20 +51,20 @@ class Stop:
             self.training.signal = number
 
 
-class Work(Protocol[JobToDo, MessageSaid]):
+class Work(Protocol[JobToDo, MessageToSend]):
     """What the processes do with jobs; pickled into each of them once."""
 
     @property
     def folder(self) -> Path:
         """Where the processes' logs go."""
 
-    def perform(self, job: JobToDo, send: Callable[[MessageSaid], None], stop: Stop) -> MessageSaid:
+    def perform(self, job: JobToDo, send: Callable[[MessageToSend], None], stop: Stop) -> MessageToSend:
         """Do a job, in the process: `send` says how far it is, the value how it ended."""
 
-    def died(self, job: JobToDo, reason: str) -> MessageSaid:
+    def died(self, job: JobToDo, reason: str) -> MessageToSend:
         """What becomes of a job whose process died."""
 
-    def stopped(self, job: JobToDo) -> MessageSaid:
+    def stopped(self, job: JobToDo) -> MessageToSend:
         """What becomes of a job whose process ended because it was asked to."""
 
 
