@@ -9,7 +9,7 @@ import pytest
 from conftest import environment
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SHORT = ["simple_task.py", "step_task.py", "noise_scale.py", "watch_ddp.py"]
+SHORT = ["simple_task.py", "step_task.py", "noise_scale.py", "noise_own_loop.py", "watch_ddp.py"]
 
 
 def run(path: Path, cwd: Path) -> str:
@@ -35,6 +35,16 @@ def test_step_task(tmp_path):
 
 def test_noise_scale(tmp_path):
     assert "'enough': True" in run(EXAMPLES / "noise_scale.py", tmp_path)
+
+
+def test_noise_in_an_accumulating_loop(tmp_path):
+    assert run(EXAMPLES / "noise_own_loop.py", tmp_path).rstrip().endswith(": enough")
+
+
+def test_noise_in_ddp(torchrun):
+    outcome = torchrun(2, EXAMPLES / "noise_own_loop.py")
+    assert outcome.code == 0, outcome.stderr
+    assert "noise scale " in outcome.stdout
 
 
 def test_demo(tmp_path):

@@ -1,10 +1,25 @@
 from __future__ import annotations
 
+import json
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
-from scalewise.noise import NoiseScale, ratio_of_means, signal_and_noise
+import scalewise as sw
+from scalewise.errors import UsageError
+from scalewise.noise import NoiseEstimate, NoiseScale, ratio_of_means, signal_and_noise, weighted_mean
+from scalewise.noise.precondition import preconditioner
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from noise_synthetic import Quadratic, Setting, coverage, frozen, moving
+
+JOB = Path(__file__).parent / "jobs" / "noise.py"
 
 
 def observed(random, groups, samples, mean, deviation, steps, population=math.inf):
@@ -45,28 +60,50 @@ def test_without_replacement_is_corrected():
     assert abs(means[0] - noise / 60 - signal) > 4 * errors[0]  # what leaving the correction out would give
 
 
-def test_the_interval_covers_the_truth():
+@pytest.mark.parametrize(
+    "setting", [Setting(2, 2, 1.0, 50), Setting(2, 200, 20.0, 50), Setting(8, 10, 1.0, 50), Setting(8, 200, 0.05, 50)]
+)
+def test_the_interval_covers_the_truth(setting):
+    """All settings, each 1,000 times, are in benchmarks/noise.py."""
     random = np.random.default_rng(2)
-    mean = np.full(40, 0.3)
-    truth = 40 / (40 * 0.09)
-    trials = 400
-    covered = 0
-    for _ in range(trials):
-        estimate = observed(random, 4, 16, mean, 1.0, steps=60).estimate()
-        assert estimate.low is not None
-        covered += estimate.low <= truth <= (estimate.high or math.inf)
-    assert 0.92 <= covered / trials <= 0.98
+    found = coverage([frozen(setting, random) for _ in range(1000)])
+    assert 0.93 <= found.covered <= 0.97
+
+
+@pytest.mark.parametrize("setting", [Quadratic(), Quadratic(groups=2, deviation=8.0)])
+def test_on_a_path_the_interval_covers_the_windows_ratio_of_means(setting):
+    random = np.random.default_rng(3)
+    assert coverage([moving(setting, random) for _ in range(400)]).covered >= 0.9
 
 
 def test_few_steps_are_not_enough():
     estimate = observed(np.random.default_rng(3), 4, 16, np.full(40, 0.3), 1.0, steps=5).estimate()
     assert not estimate.enough
+    assert estimate.verdict.startswith("not enough: about ")
+    assert observed(np.random.default_rng(3), 4, 16, np.full(40, 0.3), 1.0, steps=2).estimate().more_steps == 18
+    assert NoiseScale().estimate().verdict == "not enough: about 20 more steps"
+
+
+def test_as_many_steps_as_were_missing_are_enough():
+    """At twenty times the batch, from 60 steps: those it asks for, times one half, two and so on."""
+    shares = dict.fromkeys((0.25, 1.0, 2.0), 0)
+    trials = 20
+    for seed in range(trials):
+        mean, deviation = np.full(100, 0.1), math.sqrt(10.0)  # a noise scale of 1,000 samples at a batch of 64
+        missing = observed(np.random.default_rng(seed), 4, 16, mean, deviation, steps=60).estimate().more_steps
+        for times in shares:
+            steps = 60 + round(times * (missing or 0))
+            shares[times] += (
+                observed(np.random.default_rng(1000 + seed), 4, 16, mean, deviation, steps).estimate().enough
+            )
+    assert shares[0.25] < 0.4 * trials < shares[1.0] < shares[2.0]
 
 
 def test_no_signal_is_unbounded():
     estimate = observed(np.random.default_rng(4), 4, 16, np.zeros(40), 1.0, steps=60).estimate()
     assert estimate.high is None
     assert not estimate.enough
+    assert estimate.verdict.startswith("not enough")
 
 
 def test_an_unbounded_interval_still_has_a_lower_end():
@@ -85,19 +122,197 @@ def test_steps_that_are_not_finite_are_skipped():
     assert monitor.estimate().value is None
 
 
-def test_identical_workers_have_no_noise():
+@pytest.mark.parametrize(("square", "value"), [(2.0, 0.0), (0.0, None)])
+def test_identical_workers_are_named(square, value):
     monitor = NoiseScale()
     for _ in range(60):
-        monitor.observe(2.0, 2.0, 4, 8)
-    assert monitor.current == 0.0
-    assert not monitor.estimate().enough
+        monitor.observe(square * (1 + 1e-7), square, 4, 8)  # to rounding
+    estimate = monitor.estimate()
+    assert (estimate.value, estimate.low, estimate.high, estimate.enough) == (value, None, None, False)
+    assert estimate.verdict.startswith("identical workers")
 
 
 def test_state_round_trip():
     random = np.random.default_rng(6)
     first = observed(random, 4, 8, np.full(10, 0.5), 1.0, steps=30)
     second = NoiseScale()
-    second.restore(first.state())
+    second.restore(json.loads(json.dumps(first.state())))
     for monitor in (first, second):
         monitor.observe(3.0, 2.0, 4, 8)
     assert (first.current, first.estimate()) == (second.current, second.estimate())
+
+
+def test_a_state_from_before_identical_workers_were_counted_is_read():
+    state = observed(np.random.default_rng(7), 4, 8, np.full(10, 0.5), 1.0, steps=30).state()
+    del state["different"]
+    monitor = NoiseScale()
+    monitor.restore(state)
+    assert monitor.estimate().value is not None
+
+
+def test_the_result_keeps_its_keys():
+    assert set(NoiseEstimate(1.0, 0.5, 2.0, True, 3, "x").to_json()) == {"value", "low", "high", "enough"}
+
+
+def test_two_norms_and_two_batch_sizes():
+    random = np.random.default_rng(8)
+    monitor = NoiseScale()
+    mean, deviation = np.full(40, 0.3), 2.0
+    for _ in range(800):
+        samples = mean + deviation * random.standard_normal((24, 40))
+        small, big = samples[:8].mean(0), samples.mean(0)
+        monitor.observe_norms(float(np.linalg.norm(small)), float(np.linalg.norm(big)), small_batch=8, big_batch=24)
+    estimate = monitor.estimate()
+    assert estimate.enough
+    assert estimate.low < 4.0 / 0.09 < estimate.high
+    with pytest.raises(UsageError, match="small_batch below big_batch, got 8 and 8"):
+        monitor.observe_norms(1.0, 1.0, small_batch=8, big_batch=8)
+
+
+def small_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def accumulated(optimizer_of=None, layers=False, steps=3, clip=False):
+    """A loop of four micro batches a step; what it shows, and L and T by parameter as they are."""
+    model, generator = small_model(), torch.Generator().manual_seed(1)
+    optimizer = (optimizer_of or (lambda p: torch.optim.SGD(p, lr=0.1)))(model.parameters())
+    monitor = sw.NoiseScale()
+    meter = monitor.watch_accumulation(model, 5, optimizer=optimizer if optimizer_of else None, layers=layers)
+    expected = []
+    for _ in range(steps):
+        parts = []
+        factors = [
+            preconditioner(optimizer.state[p]["exp_avg_sq"], float(optimizer.state[p]["step"]), 0.999, 1e-8)
+            if optimizer_of and optimizer.state
+            else torch.tensor(math.nan if optimizer_of else 1.0)
+            for p in model.parameters()
+        ]
+        for _ in range(4):
+            x = torch.randn(5, 6, generator=generator)
+            loss = F.cross_entropy(model(x), (x.sum(1) > 0).long())
+            parts.append(
+                [
+                    g * f
+                    for g, f in zip(
+                        torch.autograd.grad(loss, [*model.parameters()], retain_graph=True), factors, strict=True
+                    )
+                ]
+            )
+            (loss / 4).backward()
+        meter.step()
+        small = [np.mean([float((part[i] ** 2).sum()) for part in parts]) / 16 for i in range(4)]
+        big = [float((sum(part[i] for part in parts) / 4).square().sum()) / 16 for i in range(4)]
+        expected.append((small, big))
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+        optimizer.zero_grad()
+    return monitor, expected
+
+
+def pairs(monitor):
+    steps = monitor.state()["steps"]
+    return [*zip(steps[::2], steps[1::2], strict=True)]
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_gradient_accumulation_sees_every_micro_batch(clip):
+    monitor, expected = accumulated(clip=clip)
+    for pair, (small, big) in zip(pairs(monitor), expected, strict=True):
+        assert pair == pytest.approx(signal_and_noise(sum(small), sum(big), 4, 5), rel=1e-4)
+
+
+def test_layers_of_an_accumulating_loop():
+    monitor, expected = accumulated(layers=True)
+    assert [*monitor.layers] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    for number, layer in enumerate(monitor.layers.values()):
+        for pair, (small, big) in zip(pairs(layer), expected, strict=True):
+            assert pair == pytest.approx(signal_and_noise(small[number], big[number], 4, 5), rel=1e-3, abs=1e-9)
+
+
+def test_preconditioned_by_the_state_before_the_step():
+    monitor, expected = accumulated(lambda p: torch.optim.Adam(p, lr=0.1))
+    assert len(pairs(monitor)) == len(expected) - 1  # before the first step there is no state
+    for pair, (small, big) in zip(pairs(monitor), expected[1:], strict=True):
+        assert pair == pytest.approx(signal_and_noise(sum(small), sum(big), 4, 5), rel=1e-4)
+
+
+def test_what_cannot_be_measured_is_refused():
+    model = small_model()
+    meter = sw.NoiseScale().watch_accumulation(model, 5)
+    F.cross_entropy(model(torch.randn(5, 6)), torch.zeros(5, dtype=torch.long)).backward()
+    with pytest.raises(UsageError, match="at least 2 micro batches in a step, got 1; split the batch"):
+        meter.step()
+    with pytest.raises(UsageError, match="needs an Adam-like optimizer"):
+        sw.NoiseScale().watch_accumulation(model, 5, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UsageError, match="wrapped in DistributedDataParallel, got a Sequential"):
+        sw.NoiseScale().watch_ddp(model, 5)
+
+
+def test_the_preconditioner_is_damped_where_gradients_are_rare():
+    """A coordinate with almost no second moment weighs ten times an average one, not ten thousand times."""
+    second_moment = torch.cat([torch.full((99,), 4e-4), torch.tensor([1e-16])])
+    factor = preconditioner(second_moment * (1 - 0.999**10), 10, 0.999, 1e-8)
+    assert factor[0] ** 2 == pytest.approx(1 / 0.02, rel=1e-4)
+    assert float(factor[-1] ** 2 / factor[0] ** 2) == pytest.approx(10, rel=0.02)
+    assert torch.isfinite(preconditioner(torch.zeros(3), 1, 0.999, 1e-8)).all()
+
+
+def test_preconditioned_is_the_plain_noise_scale_in_other_coordinates():
+    """Adam in w is gradient descent in w ÷ √P: there the plain noise scale is the preconditioned one."""
+    random = np.random.default_rng(9)
+    second_moment = torch.from_numpy(random.uniform(0.5, 2.0, 30))
+    factor = preconditioner(second_moment, 1e9, 0.999, 1e-8)
+    x, y = torch.from_numpy(random.standard_normal((40, 30))), torch.from_numpy(random.standard_normal(40))
+    weights = torch.zeros(30, dtype=torch.float64, requires_grad=True)
+    turned = torch.zeros(30, dtype=torch.float64, requires_grad=True)  # w = √P·turned
+    (gradient,) = torch.autograd.grad(((x @ weights - y) ** 2).mean(), weights)
+    (other,) = torch.autograd.grad(((x @ (factor * turned) - y) ** 2).mean(), turned)
+    torch.testing.assert_close(factor * gradient, other)
+    torch.testing.assert_close(factor * other, gradient / (second_moment.sqrt() + 1e-8))  # the step, seen in w
+
+
+def test_the_mean_of_estimates():
+    one, two = NoiseEstimate(10.0, 8.0, 14.0, True), NoiseEstimate(20.0, 17.0, 23.0, True)
+    mean = weighted_mean([one, two], [0.5, 0.5])
+    assert (mean.value, mean.low, mean.high) == pytest.approx((15.0, 15 - math.sqrt(13) / 2, 17.5))
+    unbounded = weighted_mean([one, NoiseEstimate(20.0, 17.0, None, False)], [0.5, 0.5])
+    assert (unbounded.low, unbounded.high, unbounded.enough) == (12.5, None, False)
+    assert weighted_mean([one, NoiseEstimate(None, None, None, False, problem="why")], [0.5, 0.5]).verdict == "why"
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """What two processes have seen in DistributedDataParallel's communication hook."""
+    import subprocess
+
+    from conftest import environment
+
+    out = tmp_path_factory.mktemp("noise") / "found"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*launcher, JOB, out], env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_the_hook_leaves_ddp_what_it_was(watched):
+    assert [one["same_weights"] for one in watched] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["plain", "preconditioned", "accumulated"])
+def test_the_hook_sees_local_and_averaged_gradients(watched, kind):
+    for one in watched:
+        seen, expected = one[kind]["seen"], one[kind]["expected"]
+        expected = expected[1:] if kind == "preconditioned" else expected  # no state before the first step
+        assert len(seen["all"]) == 2 * len(expected)
+        for step, rows in enumerate(expected):
+            whole = signal_and_noise(*(sum(column) for column in zip(*rows, strict=True)), 2, 12)
+            assert seen["all"][2 * step : 2 * step + 2] == pytest.approx(whole, rel=1e-3)
+            for layer, row in zip(seen["layers"].values(), rows, strict=True):
+                assert layer[2 * step : 2 * step + 2] == pytest.approx(signal_and_noise(*row, 2, 12), rel=1e-2)
+
+
+def test_the_hook_names_identical_workers(watched):
+    assert all(one["identical"]["verdict"].startswith("identical workers") for one in watched)

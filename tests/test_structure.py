@@ -27,7 +27,7 @@ LAYERS = [
     {"cli"},
 ]
 TOP_LEVEL = {"__init__", "__main__"}
-COMMANDS = ("train", "compare", "doctor")
+COMMANDS = ("train", "compare", "measure", "doctor")
 WITHOUT_TORCH = {
     "errors",
     "frames",

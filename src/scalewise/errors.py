@@ -12,7 +12,9 @@ ScalewiseError              1  it ran and failed
 ├── UserCodeError           1  the task's own code raised
 ├── CheckpointError         1  a checkpoint or record could not be read or written
 ├── ProcessFailed           1  one of the processes died
+├── TooLittleMemory         1  the memory does not hold one sample's training
 ├── LostContact             1  another process stopped answering
+├── TargetMissed            3  it ran but did not reach the loss asked for
 ├── Interrupted       130/143  a signal stopped it; the state is saved
 └── Failed                  ?  another process's failure, passed on with its words and exit code
 """
@@ -72,8 +74,18 @@ class ProcessFailed(ScalewiseError):
     """One of the processes died."""
 
 
+class TooLittleMemory(ScalewiseError):
+    """The memory does not hold the training of one sample."""
+
+
 class LostContact(ScalewiseError):
     """Another process stopped answering; it knows why."""
+
+
+class TargetMissed(ScalewiseError):
+    """It ran but did not reach the loss asked for."""
+
+    exit_code = 3
 
 
 class Interrupted(ScalewiseError):

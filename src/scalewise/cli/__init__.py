@@ -24,6 +24,7 @@ app = App(
 )
 app.command("scalewise.cli.train:train", name="train", help="Train a task with any number of workers.")
 app.command("scalewise.cli.compare:compare", name="compare", help="Compare the remedies for many workers, over seeds.")
+app.command("scalewise.cli.measure:measure", name="measure", help="How far can this model scale?")
 app.command("scalewise.cli.doctor:doctor", name="doctor", help="Why did a run lose accuracy?")
 app.command("scalewise.cli.tasks:tasks", name="tasks", help="What is built in, and where its data is.")
 

@@ -22,11 +22,12 @@ from scalewise.compare import folder as folders
 from scalewise.compare import table
 from scalewise.compare.comparison import Comparison
 from scalewise.compare.folder import Request
-from scalewise.compare.jobs import Job, Outcome, Setup
-from scalewise.compare.pool import Pool
+from scalewise.compare.jobs import Job, Message, Outcome, Setup
 from scalewise.compare.rows import chosen_rows, chosen_workers, lines
 from scalewise.compare.table import Metric
+from scalewise.compare.work import Comparing
 from scalewise.engine.placement import DeviceName, available_cores
+from scalewise.engine.pool import Pool
 from scalewise.errors import Failed, Interrupted, ScalewiseError, UsageError
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def _run(request: Request, comparison: Comparison, options: Options, folder: Pat
         view.console.print(line)
     loaders = max(1, available_cores() // jobs)
     setup = Setup(request.task, options.data, folder, request.hold_out, options.device, loaders)
-    with Pool(jobs, setup) as pool, view.live(), _stopping(pool, view):
+    with Pool(jobs, Comparing(setup)) as pool, view.live(), _stopping(pool, view):
         _train_all(pool, comparison, view)
     content = {
         "run": str(folder),
@@ -228,7 +229,7 @@ def _run(request: Request, comparison: Comparison, options: Options, folder: Pat
     return _verdict(comparison, folder)
 
 
-def _train_all(pool: Pool, comparison: Comparison, view: views.CompareView) -> None:
+def _train_all(pool: Pool[Job, Message], comparison: Comparison, view: views.CompareView) -> None:
     """The trials, if there are any, then all rows with all seeds."""
     if comparison.budget is not None:
         _follow(pool, comparison.trial_jobs(), "tuning", comparison, view)
@@ -240,7 +241,9 @@ def _train_all(pool: Pool, comparison: Comparison, view: views.CompareView) -> N
     _follow(pool, comparison.seed_jobs(), "training", comparison, view)
 
 
-def _follow(pool: Pool, jobs: list[Job], title: str, comparison: Comparison, view: views.CompareView) -> None:
+def _follow(
+    pool: Pool[Job, Message], jobs: list[Job], title: str, comparison: Comparison, view: views.CompareView
+) -> None:
     """Do some jobs, keep what comes out, and draw it."""
     view.begin(title, jobs, comparison.rows())
     for message in pool.run(jobs):
@@ -259,7 +262,7 @@ def _slots(device: DeviceName, threads: int) -> int:
 
 
 @contextlib.contextmanager
-def _stopping(pool: Pool, view: views.CompareView) -> Iterator[None]:
+def _stopping(pool: Pool[Job, Message], view: views.CompareView) -> Iterator[None]:
     """Let a signal stop all runs where their state can be saved; a second one stops at once."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from scalewise.compare.rows import Line
 from scalewise.engine.placement import DeviceName
@@ -87,23 +87,3 @@ class Stopped:
 
 
 Message = Progress | Outcome | Stopped
-
-
-class Stoppable(Protocol):
-    """A training that stops after the step when its signal is set."""
-
-    signal: int
-
-
-@dataclass
-class Stop:
-    """The signal that asked a process to stop, 0 before; and the training that it stops."""
-
-    signal: int = 0
-    training: Stoppable | None = None
-
-    def ask(self, number: int) -> None:
-        """Stop after the step that is being taken."""
-        self.signal = number
-        if self.training is not None:
-            self.training.signal = number

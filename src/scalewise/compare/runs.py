@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from scalewise import records
-from scalewise.compare.jobs import Failure, Job, Outcome, Progress, Setup, Stop, Stopped
+from scalewise.compare.jobs import Failure, Job, Outcome, Progress, Setup, Stopped
 from scalewise.compare.rows import Facts
 from scalewise.engine import streams
 from scalewise.engine.auto import complete
@@ -19,6 +19,7 @@ from scalewise.engine.checkpoint import load_newest
 from scalewise.engine.failures import translated
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
+from scalewise.engine.pool import Stop
 from scalewise.engine.run import RunFolder, RunRecipe, begin, check_same, read_recipe, stored_records
 from scalewise.engine.samples import open_samples
 from scalewise.errors import Interrupted, NonFiniteLoss, ScalewiseError, TaskError

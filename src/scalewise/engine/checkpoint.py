@@ -206,6 +206,14 @@ def load(training: Training, path: Path) -> None:
     training.restore(progress)
 
 
+def model_tensors(path: Path) -> dict[str, Tensor]:
+    """The parameters and buffers of a checkpoint, without a training to load them into."""
+    index = _verified_index(path)
+    with _Shards(path, index) as shards:
+        names = [name for name in index["tensors"] if name.startswith("model.")]
+        return {name.removeprefix("model."): shards.whole(name) for name in names}
+
+
 def _verified_index(path: Path) -> Index:
     try:
         index = json.loads((path / "index.json").read_bytes())

@@ -253,6 +253,12 @@ class Training:
             samples_per_second=self._samples_per_second(),
         )
 
+    def validate(self) -> dict[str, float]:
+        """Loss and metrics of the present weights on the validation data; training goes on as if not asked."""
+        if self.validation is None:
+            raise TaskError("validation data are needed, got none; give the task validation=…, or hold some out")
+        return self._evaluate(self.validation, "validation")
+
     def _evaluate(self, samples: Samples, what: str) -> dict[str, float]:
         with self._right_statistics():
             return evaluate(self.task, self.recipe, self.strategy.model, samples, self.team, self._loaders, what)

@@ -14,8 +14,9 @@ def keep_freed_memory() -> None:
     """Have glibc keep what a step frees for the next step, which needs the same again.
 
     By default large blocks go back to the system at once, and a step gets its activations anew, page by page, zeroed by
-    the kernel: a fifth to a third of a step at 512 images of 28×28 (docs/log.md). The peak of the memory stays about
-    the same. Nothing is done when the user has set one of malloc's own variables.
+    the kernel: a fifth to a third of a step at 512 images of 28×28 (docs/log.md). It costs memory: what a step leaves
+    has gaps that do not fit the next one's needs, up to the peak over again (cifar10). Nothing is done when the user
+    has set one of malloc's own variables.
     """
     chosen = any(
         name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")

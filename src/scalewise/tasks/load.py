@@ -16,7 +16,7 @@ from typing import Any
 from scalewise.errors import TaskError, UsageError, UserCodeError
 from scalewise.frames import user_frames
 from scalewise.tasks import BUILT_IN
-from scalewise.tasks.task import Task
+from scalewise.tasks.task import Origin, Task
 
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -39,7 +39,9 @@ def load_task(spec: str, settings: Sequence[str] = (), data: Path | None = None)
         raise UserCodeError(f"task {spec} failed while it was built:\n{user_frames(error)}") from error
     if not isinstance(task, Task):
         raise TaskError(f"{spec} must return a scalewise.Task, got {type(task).__name__}; return sw.Task(…)")
-    return task if task.name != "task" else dataclasses.replace(task, name=_short_name(spec))
+    named = task if task.name != "task" else dataclasses.replace(task, name=_short_name(spec))
+    object.__setattr__(named, "origin", Origin(spec, tuple(settings), data))
+    return named
 
 
 def settings_of(spec: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -76,6 +77,15 @@ def _read(value: Number) -> Number:
     return float(value.detach()) if value.is_cpu else value.detach()
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a task was loaded from, so that another process can load it again: arguments of `load_task`."""
+
+    spec: str
+    settings: tuple[str, ...]
+    data: Path | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What is learned.
@@ -105,6 +115,8 @@ class Task:
     augment: Augment | None = None
     buffers: Mapping[str, Literal["mean", "same"]] = field(default_factory=dict)
     name: str = "task"
+    # set by `load_task` alone: a copy with other fields is another task, which `dataclasses.replace` leaves without it
+    origin: Origin | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module):

@@ -1,8 +1,8 @@
 """Long-lived processes that train one run after another, several at the same time.
 
-Each process is spawned, imports torch once and loads the task once per settings. A Ctrl-C reaches only the parent,
-which passes it on as SIGTERM: a process then saves its run after the step and ends. Processes end with their parent,
-whatever ends it.
+Each process is spawned and imports torch once; what it keeps from job to job is up to the `Work`. A Ctrl-C reaches only
+the parent, which passes it on as SIGTERM: a process then saves its run after the step and ends. Processes end with
+their parent, whatever ends it.
 """
 
 from __future__ import annotations
@@ -14,41 +14,77 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Self
-
-from scalewise.compare.jobs import Failure, Job, Message, Outcome, Setup, Stop, Stopped
-from scalewise.errors import ScalewiseError
-
-if TYPE_CHECKING:
-    from scalewise.tasks.task import Task
+from typing import Generic, Protocol, Self, TypeVar
 
 LAST_LINES = 10
 
+JobT = TypeVar("JobT")
+JobToDo = TypeVar("JobToDo", contravariant=True)
+MessageT = TypeVar("MessageT")
+MessageToSend = TypeVar("MessageToSend", covariant=True)
+
+
+class Stoppable(Protocol):
+    """A training that stops after the step when its signal is set."""
+
+    signal: int
+
 
 @dataclass
-class _Member:
+class Stop:
+    """The signal that asked a process to stop, 0 before; and the training that it stops."""
+
+    signal: int = 0
+    training: Stoppable | None = None
+
+    def ask(self, number: int) -> None:
+        """Stop after the step that is being taken."""
+        self.signal = number
+        if self.training is not None:
+            self.training.signal = number
+
+
+class Work(Protocol[JobToDo, MessageToSend]):
+    """What the processes do with jobs; pickled into each of them once."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the processes' logs go."""
+
+    def perform(self, job: JobToDo, send: Callable[[MessageToSend], None], stop: Stop) -> MessageToSend:
+        """Do a job, in the process: `send` says how far it is, the value how it ended."""
+
+    def died(self, job: JobToDo, reason: str) -> MessageToSend:
+        """What becomes of a job whose process died."""
+
+    def stopped(self, job: JobToDo) -> MessageToSend:
+        """What becomes of a job whose process ended because it was asked to."""
+
+
+@dataclass
+class _Member(Generic[JobT]):
     """A process, the way to it, and the job it is on."""
 
     process: SpawnProcess
     connection: Connection
     log: Path
-    job: Job | None = None
+    job: JobT | None = None
 
 
-class Pool:
-    """The processes of a comparison."""
+class Pool(Generic[JobT, MessageT]):
+    """Processes that share some jobs out."""
 
-    def __init__(self, size: int, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, size: int, work: Work[JobT, MessageT]) -> None:
+        self._work = work
         self._context = multiprocessing.get_context("spawn")
-        self._members: list[_Member] = []
+        self._members: list[_Member[JobT]] = []
         self._started = 0
         self._size = size
         self.stopping = 0  # the signal that has asked to stop
@@ -73,7 +109,7 @@ class Pool:
             if member.process.is_alive():
                 member.process.terminate()
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Message]:
+    def run(self, jobs: Iterable[JobT]) -> Iterator[MessageT]:
         """Do all jobs, as many at a time as there are processes; says how far they are and how they end."""
         waiting = deque(jobs)
         while waiting or any(member.job for member in self._members):
@@ -87,7 +123,7 @@ class Pool:
                 if member.connection in ready:
                     yield self._hear(member)
 
-    def _hand_out(self, waiting: deque[Job]) -> None:
+    def _hand_out(self, waiting: deque[JobT]) -> None:
         while waiting:
             idle = next((member for member in self._members if member.job is None), None)
             if idle is None and len(self._members) == self._size:
@@ -97,11 +133,11 @@ class Pool:
             with contextlib.suppress(OSError):  # it has just died; hearing from it will tell
                 member.connection.send(member.job)
 
-    def _start(self) -> _Member:
+    def _start(self) -> _Member[JobT]:
         mine, theirs = self._context.Pipe()
         self._started += 1
-        log = self._setup.folder / f"process-{self._started}.log"
-        process = self._context.Process(target=_serve, args=(theirs, self._setup, log), name=f"process {self._started}")
+        log = self._work.folder / f"process-{self._started}.log"
+        process = self._context.Process(target=_serve, args=(theirs, self._work, log), name=f"process {self._started}")
         resource_tracker.ensure_running()  # started with the first process, it would unblock the signal
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:  # it inherits the blocked signal: a terminal sends Ctrl-C to everybody, and this process decides
@@ -109,24 +145,25 @@ class Pool:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        member = _Member(process, mine, log)
+        member = _Member[JobT](process, mine, log)
         self._members.append(member)
         if self.stopping:  # the signal came while it was being started
             process.terminate()
         return member
 
-    def _hear(self, member: _Member) -> Message:
+    def _hear(self, member: _Member[JobT]) -> MessageT:
         """The next message of a process; one that has died is let go, and its job has failed."""
         assert member.job is not None
         try:
-            message: Message = member.connection.recv()
+            ended, message = member.connection.recv()
         except (EOFError, OSError):
             return self._bury(member)
-        if isinstance(message, Outcome | Stopped):
+        if ended:
             member.job = None
-        return message
+        told: MessageT = message
+        return told
 
-    def _bury(self, member: _Member) -> Message:
+    def _bury(self, member: _Member[JobT]) -> MessageT:
         job = member.job
         assert job is not None
         member.process.join()
@@ -134,10 +171,10 @@ class Pool:
         member.connection.close()
         code = member.process.exitcode or 0
         if self.stopping:
-            return Stopped(job)
+            return self._work.stopped(job)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         reason = f"{member.process.name} (pid {member.process.pid}) {how}{_last_lines(member.log)}"
-        return Outcome(job, None, None, Failure(reason, 1, False), [])
+        return self._work.died(job, reason)
 
 
 def _last_lines(log: Path) -> str:
@@ -154,7 +191,7 @@ def _remove_if_empty(log: Path) -> None:
             log.unlink()
 
 
-def _serve(connection: Connection, setup: Setup, log: Path) -> None:
+def _serve(connection: Connection, work: Work[JobT, MessageT], log: Path) -> None:
     """What a process of the pool does: jobs, until nobody sends any more."""
     stop = Stop()
     idle = threading.Event()
@@ -168,28 +205,16 @@ def _serve(connection: Connection, setup: Setup, log: Path) -> None:
     signal.signal(signal.SIGTERM, ask)
     _speak_into(log)
     _end_with_parent()
-    tasks: dict[tuple[str, ...], Task] = {}
+
+    def send(message: MessageT) -> None:
+        connection.send((False, message))
+
     with contextlib.suppress(EOFError, OSError):  # the parent has closed its end
         while not stop.signal:
             idle.set()
-            job: Job = connection.recv()
+            job: JobT = connection.recv()
             idle.clear()
-            connection.send(_performed(job, setup, tasks, connection, stop))
-
-
-def _performed(
-    job: Job, setup: Setup, tasks: dict[tuple[str, ...], Task], connection: Connection, stop: Stop
-) -> Outcome | Stopped:
-    from scalewise.compare.runs import perform
-    from scalewise.tasks.load import load_task
-
-    settings = job.line.plan.settings
-    try:
-        if settings not in tasks:
-            tasks[settings] = load_task(setup.task_spec, settings, setup.data)
-    except ScalewiseError as error:
-        return Outcome(job, None, None, Failure(str(error), error.exit_code, False), [])
-    return perform(job, tasks[settings], setup, connection.send, stop)
+            connection.send((True, work.perform(job, send, stop)))
 
 
 def _speak_into(log: Path) -> None:

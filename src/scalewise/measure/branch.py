@@ -1,0 +1,237 @@
+"""The critical batch along training, by branching off checkpoints (Merrill et al. 2025).
+
+From a checkpoint of the single-worker run, training goes on with k workers, that is at global batch k · B, with the
+rate times √k (Adam-like optimizers) or k (the others), over the same samples of the stream for every k. As long as
+k · B is below the critical batch nothing is lost by it: k* is the largest k whose loss is within 0.01 of every smaller
+k. The checkpoints are exact, so the branch at k = 1 is the single-worker run itself as long as its rate is constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalewise import schedules
+from scalewise.errors import TargetMissed, UsageError
+from scalewise.measure.critical import CriticalBatch
+from scalewise.measure.laboratory import Laboratory, Notify, TaskSource, silent
+from scalewise.measure.sweep import training_samples
+from scalewise.measure.trials import Branch, Curve, Trial
+from scalewise.recipe import Recipe, fitting_rule
+from scalewise.tasks.task import Task
+
+TOLERANCE = 0.01  # of the loss
+STAGES = {"start": 0.1, "middle": 0.4, "end": 0.7}  # share of the single-worker run at which branches begin
+LENGTH = 0.25  # of the single-worker run, that a branch goes on for
+MOST_WORKERS = 64
+FEWEST_STEPS = 8  # of the widest branch
+LAST_EVALUATIONS = 3  # after steps of the widest branch, which all others end a step at too; their mean counts
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Branches at one point of training: the mean loss after them by number of workers; None where it diverged."""
+
+    name: str
+    step: int  # of the single worker
+    samples: int
+    lr: float  # of k = 1
+    losses: dict[int, float | None]
+    harmless: int  # k*
+    critical: CriticalBatch
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `stages`."""
+        losses = [{"workers": workers, "loss": loss} for workers, loss in self.losses.items()]
+        return asdict(self) | {"losses": losses, "critical": self.critical.to_json()}
+
+
+@dataclass(frozen=True)
+class BranchReport:
+    """How large the global batch may be at some points of training, and over it."""
+
+    worker_batch: int
+    branch_samples: int
+    seeds: int
+    stages: list[Stage]
+
+    @property
+    def critical(self) -> CriticalBatch:
+        """The median over the points, of value and ends alike."""
+        found = [stage.critical for stage in self.stages]
+        values = [math.inf if batch.value is None else batch.value for batch in found]
+        highs = [math.inf if batch.high is None else batch.high for batch in found]
+        low = float(np.median([batch.low or 0.0 for batch in found]))
+        return CriticalBatch(_finite(np.median(values)), low, _finite(np.median(highs)), "branch")
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `branch`."""
+        return {
+            "critical_batch": self.critical.to_json(),
+            "worker_batch": self.worker_batch,
+            "branch_samples": self.branch_samples,
+            "seeds": self.seeds,
+            "tolerance": TOLERANCE,
+            "stages": [stage.to_json() for stage in self.stages],
+        }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def branch(
+    task: Task,
+    recipe: Recipe,
+    *,
+    folder: Path,
+    seeds: int = SEEDS,
+    source: TaskSource | None = None,
+    jobs: int | None = None,
+    notify: Notify = silent,
+) -> BranchReport:
+    """Branch off the single-worker run at several points and see how many workers do no harm.
+
+    Arguments:
+        task: what is learned.
+        recipe: its single-worker recipe.
+        folder: remembers every run; the same call with the same folder goes on where it was.
+        seeds: single-worker runs, each with its branches; losses are their means.
+        source: where other processes load the task from; without it everything is done in this process.
+        jobs: runs at the same time, by default one per core.
+        notify: told a line now and then.
+    """
+    if seeds < 1:
+        raise UsageError(f"seeds must be at least 1, got {seeds}")
+    plan = Plan.of(single(recipe), training_samples(task))
+    with Laboratory(task, folder, source, jobs) as laboratory:
+        notify(f"{seeds} single-worker run{'' if seeds == 1 else 's'}, checkpoints at {len(STAGES)} points")
+        _check_learned(laboratory.curves([plan.trunk(seed) for seed in range(seeds)]), recipe)
+        stages = []
+        for name, share in STAGES.items():
+            stages.append(_stage(laboratory, plan, name, plan.position(share), seeds))
+            notify(f"{name}: up to {stages[-1].harmless} workers do no harm, critical batch {stages[-1].critical}")
+    return BranchReport(recipe.worker_batch, plan.length, seeds, stages)
+
+
+def single(recipe: Recipe) -> Recipe:
+    """The single-worker run, with its own schedule; one thread, as several runs share the machine."""
+    schedule = "constant" if recipe.schedule == "growth" else recipe.schedule
+    return recipe.replace(workers=1, lr_rule="none", schedule=schedule, patience=None, target=None,
+                          threads=recipe.threads or 1)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained: the single-worker run, and branches of the same samples for every number of workers."""
+
+    recipe: Recipe  # of the single worker
+    samples: int  # in the training data
+    counts: tuple[int, ...]  # of workers
+
+    @classmethod
+    def of(cls, recipe: Recipe, samples: int) -> Plan:
+        """As many workers as a branch has room for."""
+        length = LENGTH * recipe.total_steps(samples)
+        most = min(MOST_WORKERS, int(length / FEWEST_STEPS))
+        if most < 2:
+            raise UsageError(
+                f"branches need a single-worker run of {math.ceil(2 * FEWEST_STEPS / LENGTH)} steps or more, this one "
+                f"has {recipe.total_steps(samples)}; raise --epochs or lower --worker-batch"
+            )
+        return cls(recipe, samples, tuple(2**power for power in range(most.bit_length()) if 2**power <= most))
+
+    @property
+    def unit(self) -> int:
+        """Samples of a step of the widest branch: positions and lengths are multiples of it."""
+        return self.counts[-1] * self.recipe.worker_batch
+
+    @property
+    def total(self) -> int:
+        """Samples of the single-worker run."""
+        return self.recipe.total_steps(self.samples) * self.recipe.worker_batch
+
+    @property
+    def length(self) -> int:
+        """Samples of a branch."""
+        return max(LAST_EVALUATIONS, int(LENGTH * self.total / self.unit)) * self.unit
+
+    def position(self, share: float) -> int:
+        """Samples before a branch."""
+        return max(1, round(share * self.total / self.unit)) * self.unit
+
+    def lr(self, position: int) -> float:
+        """The single worker's rate there."""
+        return schedules.build(self.recipe, self.samples)(position)
+
+    def trunk(self, seed: int) -> Trial:
+        """The single-worker run up to its last checkpoint; its schedule is that of the whole run."""
+        keep = tuple(self.position(share) // self.recipe.worker_batch for share in STAGES.values())
+        recipe = self.recipe.replace(seed=seed)
+        return Trial(f"single-seed{seed}", recipe, keep, keep[-1], keep=keep)
+
+    def branch(self, position: int, workers: int, seed: int) -> Trial:
+        """One branch."""
+        size = workers * self.recipe.worker_batch
+        stop = position + self.length
+        ends = tuple((stop - back * self.unit) // size for back in reversed(range(LAST_EVALUATIONS)))
+        recipe = self.recipe.replace(
+            workers=workers, lr=self.lr(position), lr_rule=fitting_rule(self.recipe), schedule="constant",
+            warmup_epochs=0.0, steps=stop // size, seed=seed,
+        )  # fmt: skip
+        begin = Branch(f"single-seed{seed}", position // self.recipe.worker_batch, position)
+        return Trial(f"branch-{position}-{workers}w-seed{seed}", recipe, ends, ends[-1], branch=begin)
+
+
+def _check_learned(trunks: Sequence[Curve], recipe: Recipe) -> None:
+    if any(curve.ended == "diverged" for curve in trunks):
+        raise TargetMissed(f"the single-worker run must not diverge, it did at learning rate {recipe.lr:g}; lower --lr")
+
+
+def _stage(laboratory: Laboratory, plan: Plan, name: str, position: int, seeds: int) -> Stage:
+    trials = [plan.branch(position, workers, seed) for workers in reversed(plan.counts) for seed in range(seeds)]
+    curves = dict(zip([trial.name for trial in trials], laboratory.curves(trials), strict=True))
+    losses = {
+        workers: _mean_loss([curves[plan.branch(position, workers, seed).name] for seed in range(seeds)])
+        for workers in plan.counts
+    }
+    most = largest_harmless(losses)
+    batch = plan.recipe.worker_batch
+    beyond = [workers for workers in plan.counts if workers > most]
+    critical = CriticalBatch(
+        float(most * batch) if beyond else None,
+        float(most * batch),
+        float(beyond[0] * batch) if beyond else None,
+        "branch",
+    )
+    return Stage(name, position // batch, position, plan.lr(position), losses, most, critical)
+
+
+def _mean_loss(curves: Sequence[Curve]) -> float | None:
+    """The mean over seeds and the last evaluations; None where a seed diverged."""
+    if any(curve.ended == "diverged" for curve in curves):
+        return None
+    return float(np.mean([[point.loss for point in curve.points] for curve in curves]))
+
+
+def largest_harmless(losses: Mapping[int, float | None], tolerance: float = TOLERANCE) -> int:
+    """k*: the largest number of workers whose loss is at most `tolerance` above that of every smaller number.
+
+    >>> largest_harmless({1: 0.50, 2: 0.49, 4: 0.498, 8: 0.55})
+    4
+    """
+    best = math.inf
+    found = min(losses)
+    for workers in sorted(losses):
+        loss = losses[workers]
+        if loss is not None:
+            if loss <= best + tolerance:
+                found = workers
+            best = min(best, loss)
+    return found

@@ -1,0 +1,229 @@
+"""Many groups' gradients at one point of a training, whose weights stay as they are while they are looked at.
+
+With m groups of b samples at the same weights all pairs of groups count, not only those of one step: the mean ḡ of
+M = m·b samples has ‖ḡ‖² = |G|² + trΣ·(1 ÷ M − 1 ÷ N) on average, drawn from N without replacement, and their scatter
+gives trΣ = b·Σ‖gᵢ − ḡ‖² ÷ (m − 1). Leaving out one of several blocks of groups at a time says how far both are off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalewise.engine import streams
+from scalewise.engine.feed import fetched, placed
+from scalewise.engine.flat import in_memory_order
+from scalewise.engine.loop import Training
+from scalewise.engine.samples import Augmented, Samples
+from scalewise.engine.workers import precision
+from scalewise.noise.estimate import NoiseEstimate, ratio_of_means
+from scalewise.noise.precondition import preconditioner
+from scalewise.noise.scale import IDENTICAL, SAME
+
+BLOCKS = 16
+ADAM_LIKE = frozenset({"adam", "adamw", "lamb"})
+
+
+class GroupGradients:
+    """The mean gradients of groups of fresh training samples, without a trace in the training."""
+
+    def __init__(self, training: Training, group_samples: int, key: int) -> None:
+        """Arguments:
+        training: whose weights, data and numerics are used.
+        group_samples: samples that go through the model at once.
+        key: which order of the samples.
+        """
+        self._training, self._size, self._key = training, group_samples, key
+        augment, samples = training.task.augment, training.samples
+        self._samples: Samples = samples if augment is None else Augmented(samples, augment, key)
+        self._parameters = [*training.strategy.model.parameters.values()]
+
+    @property
+    def groups_per_pass(self) -> int:
+        """Whole groups in one pass over the data."""
+        return len(self._samples) // self._size
+
+    def take(self, first: int, count: int) -> Iterator[list[Tensor]]:
+        """The gradients of groups [first, first + count), pass after pass, each pass in an order of its own."""
+        training, model = self._training, self._training.strategy.model
+        stream = streams.SampleStream(len(self._samples), self._key)
+        starts = [divmod(number, self.groups_per_pass) for number in range(first, first + count)]
+        places = [number * len(self._samples) + group * self._size for number, group in starts]
+        requests = (stream.take(place, place + self._size) for place in places)
+        device, layout = training.team.device, training.recipe.layout
+        batches = fetched(self._samples, requests, 0, device)
+        model.remember_buffers()
+        try:
+            for number, batch in enumerate(batches, first):
+                streams.seed_everything(streams.key("noise", self._key, number), device)
+                yield self._gradient(placed(batch, device, layout))
+                model.restore_buffers()
+        finally:
+            model.restore_buffers()
+
+    def _gradient(self, batch: object) -> list[Tensor]:
+        training, recipe = self._training, self._training.recipe
+        call = training.strategy.model.call
+        with precision(recipe, training.team.device):
+            loss = training.task.evaluate(call, batch, recipe.label_smoothing)  # type: ignore[arg-type]
+        weight = float(loss.pairs()["loss"][1])
+        start, gradient = loss.root(weight or 1.0)
+        found = torch.autograd.grad(start, self._parameters, gradient, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
+
+
+def preconditioners(training: Training) -> list[Tensor] | None:
+    """√P of every parameter from the state of an Adam-like optimizer; None for others, and before the first step."""
+    recipe = training.recipe
+    if recipe.optimizer not in ADAM_LIKE or training.progress.step == 0:
+        return None
+    entries = {entry.name: entry.tensor for entry in training.strategy.state()}
+    found = []
+    for name, parameter in training.strategy.model.parameters.items():
+        second_moment = torch.empty_like(parameter)
+        in_memory_order(second_moment).copy_(entries[f"optimizer.exp_avg_sq.{name}"])
+        steps = float(entries[f"optimizer.step.{name}"])
+        found.append(preconditioner(second_moment, steps, recipe.beta2, recipe.epsilon))
+    return found
+
+
+class PooledNoise:
+    """Sums over many groups of gradients at the same weights, by parameter, in blocks."""
+
+    def __init__(
+        self,
+        group_samples: int,
+        population: int,
+        factors: list[Tensor] | None = None,
+        blocks: int = BLOCKS,
+        finite: bool = True,
+    ) -> None:
+        """Arguments:
+        group_samples: b.
+        population: N, of which samples are drawn without replacement, pass after pass.
+        factors: √P of every parameter, to measure preconditioned gradients besides.
+        blocks: in which groups are put by turns.
+        finite: whether a sample is always the same, so that a whole pass knows all there is.
+        """
+        self._group_samples, self._population, self._finite = group_samples, population, finite
+        self._blocks, self._factors = blocks, factors
+        self._sums: list[list[Tensor]] = []  # of block, of parameter
+        self._squares: list[Tensor] = []  # of block: Σ‖gᵢ‖² by parameter
+        self._preconditioned_squares: list[Tensor] = []
+        self._counts = [0] * blocks
+        self.groups = 0
+
+    def add(self, gradients: list[Tensor]) -> None:
+        """Take one group's mean gradients."""
+        block = self.groups % self._blocks
+        _add(self._squares, block, _squares(gradients))
+        if self._factors is not None:
+            _add(self._preconditioned_squares, block, _squares(torch._foreach_mul(gradients, self._factors)))
+        if len(self._sums) <= block:
+            self._sums.append([gradient.clone() for gradient in gradients])
+        else:
+            torch._foreach_add_(self._sums[block], gradients)
+        self._counts[block] += 1
+        self.groups += 1
+
+    def table(self) -> Table:
+        """What is needed to estimate the noise scale, of each parameter."""
+        return self._table(self._squares, None)
+
+    def preconditioned_table(self) -> Table | None:
+        """The same of the preconditioned gradients."""
+        return None if self._factors is None else self._table(self._preconditioned_squares, self._factors)
+
+    def _table(self, squares: list[Tensor], factors: list[Tensor] | None) -> Table:
+        gram = []
+        for number, parts in enumerate(zip(*self._sums, strict=True)):
+            rows = torch.stack(parts)  # (block, …)
+            gram.append(_gram((rows if factors is None else rows * factors[number]).flatten(1)))
+        counts = np.array(self._counts[: len(self._sums)], dtype=float)
+        by_parameter = torch.stack(squares, 1).cpu().numpy()  # (parameter, block)
+        return Table(np.stack(gram), by_parameter, counts, self._group_samples, self._population, self._finite)
+
+
+def _squares(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.stack([*torch._foreach_norm([*gradients])]).double().square()
+
+
+def _add(sums: list[Tensor], block: int, value: Tensor) -> None:
+    if len(sums) <= block:
+        sums.append(value)
+    else:
+        sums[block] += value
+
+
+def _gram(rows: Tensor) -> np.ndarray:
+    wide = rows if rows.device.type == "mps" else rows.double()
+    found: np.ndarray = (wide @ wide.T).cpu().numpy()
+    return found
+
+
+@dataclass(frozen=True)
+class Table:
+    """Inner products of the blocks' sums and their squares, by parameter."""
+
+    gram: np.ndarray  # (parameter, block, block)
+    squares: np.ndarray  # (parameter, block)
+    counts: np.ndarray  # (block,) groups
+    group_samples: int
+    population: int
+    finite: bool = True
+
+    def values(self, chosen: list[int] | None = None) -> np.ndarray:
+        """|G|² and trΣ of all parameters, or of some, as each block has them: (2, block), with the right means.
+
+        They are pseudo-values: what the estimate would change by if a block were left out, times the other blocks.
+        """
+        rows = slice(None) if chosen is None else chosen
+        gram, squares = self.gram[rows].sum(0), self.squares[rows].sum(0)
+        blocks = len(self.counts)
+        everything = np.ones(blocks)
+        found = np.array(self._parts(gram, squares, everything, self._seen, self._passes))
+        if found[1] <= SAME * self.group_samples * squares.sum() / self.counts.sum():
+            return np.stack([np.full(blocks, found[0]), np.zeros(blocks)])
+        whole = np.array(self._parts(gram, squares, everything))
+        left_out = np.array([self._parts(gram, squares, everything - one) for one in np.eye(blocks)])
+        deviations = (blocks - 1) * (whole - left_out)  # (block, 2)
+        deviations -= deviations.mean(0)
+        unseen = 1 - self._seen if self.finite else 1.0
+        values: np.ndarray = (found + deviations * np.array([math.sqrt(unseen), 1.0])).T
+        return values
+
+    @property
+    def samples(self) -> int:
+        """How many were looked at."""
+        return round(float(self.counts.sum()) * self.group_samples)
+
+    @property
+    def _seen(self) -> float:
+        """The share of all samples that was drawn."""
+        return min(1.0, float(self.counts.sum()) * self.group_samples / self.population)
+
+    @property
+    def _passes(self) -> int:
+        return max(1, round(float(self.counts.sum()) * self.group_samples / self.population))
+
+    def _parts(
+        self, gram: np.ndarray, squares: np.ndarray, keep: np.ndarray, seen: float = 0.0, passes: int = 1
+    ) -> tuple[float, float]:
+        """|G|² and trΣ from the blocks that are kept, in so many passes and with that share of all samples seen."""
+        groups = float(keep @ self.counts)
+        square_of_mean = float(keep @ gram @ keep) / groups**2
+        noise = self.group_samples * (float(keep @ squares) - groups * square_of_mean) / (groups - passes)
+        return square_of_mean - noise / (groups * self.group_samples) * (1 - seen), noise
+
+
+def estimate(tables: Sequence[Table], chosen: list[int] | None = None) -> NoiseEstimate:
+    """The noise scale over some points of a training: the ratio of means, whose errors are those within the points."""
+    signals, noises = np.concatenate([table.values(chosen) for table in tables], axis=1)
+    if not noises.any():
+        return NoiseEstimate(None, None, None, enough=False, problem=IDENTICAL)
+    return ratio_of_means(noises, signals, block=len(tables[0].counts), least=0)

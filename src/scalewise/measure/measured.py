@@ -1,0 +1,168 @@
+"""All parts of a measurement, one after another."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, replace
+from pathlib import Path
+
+from scalewise.engine.placement import Placement
+from scalewise.engine.run import RunFolder, RunRecipe
+from scalewise.errors import RunFolderError, TargetMissed
+from scalewise.measure.branch import SEEDS as BRANCH_SEEDS
+from scalewise.measure.branch import BranchReport, branch
+from scalewise.measure.laboratory import TaskSource
+from scalewise.measure.landscape import line, plane
+from scalewise.measure.measurement import Measurement, Minimum
+from scalewise.measure.memory import largest_worker_batch
+from scalewise.measure.noise import measure_noise
+from scalewise.measure.sharpness import SUBSPACE, sharpness
+from scalewise.measure.sweep import SEEDS as SWEEP_SEEDS
+from scalewise.measure.sweep import SweepReport, sweep
+from scalewise.measure.throughput import throughput
+from scalewise.measure.trained import train_in
+from scalewise.measure.wanted import RANDOM, Wanted
+from scalewise.measure.weights import StoredWeights, stored_weights
+from scalewise.tasks.task import Task
+
+Notify = Callable[[str], None]
+
+
+def measured(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: Notify) -> Measurement:
+    """Measure what is wanted: first what may fail at once, last what takes longest.
+
+    Arguments:
+        task, run: what is learned, and how; the recipe is complete.
+        wanted: what is measured, and where.
+        folder: for the runs that are trained on the way; those that are there already are not trained again.
+        notify: told what is being done.
+    """
+    stored = [_of_this_task(stored_weights(path), run) for path in wanted.runs]
+    found = Measurement(task.name, run.recipe)
+    found = _machine(task, found, wanted, notify)
+    found = _scale(task, run, found, wanted, folder, notify)
+    return _minima(task, run, found, wanted, folder, stored, notify)
+
+
+@contextmanager
+def _timed(found: Measurement, part: str) -> Iterator[None]:
+    """Note how long a part takes."""
+    began = time.monotonic()
+    yield
+    found.seconds[part] = time.monotonic() - began
+
+
+def _machine(task: Task, found: Measurement, wanted: Wanted, notify: Notify) -> Measurement:
+    """What this machine holds, and how fast it is."""
+    placement = Placement(device=wanted.device)
+    if "memory" not in wanted.skip:
+        with _timed(found, "memory"):
+            fitting = largest_worker_batch(
+                task,
+                found.recipe,
+                budget=wanted.memory,
+                processes=wanted.processes or 1,
+                placement=placement,
+                notify=notify,
+            )
+        found = replace(found, memory=fitting)
+    if "throughput" not in wanted.skip:
+        largest = None if found.memory is None else found.memory.largest_worker_batch
+        with _timed(found, "throughput"):
+            speed = throughput(task, found.recipe, largest=largest, placement=placement, notify=notify)
+        found = replace(found, throughput=speed)
+    return found
+
+
+def _scale(task: Task, run: RunRecipe, found: Measurement, wanted: Wanted, folder: Path, notify: Notify) -> Measurement:
+    """The noise scale, and the critical batch by training where that is asked for."""
+    if "noise" not in wanted.skip:
+        with _timed(found, "noise"):
+            noise = measure_noise(task, run.recipe, layers=wanted.layers, device=wanted.device, notify=notify)
+        found = replace(found, noise=noise)
+    if wanted.verify is not None:
+        with _timed(found, "verify"):
+            try:
+                found = replace(found, verified=_verified(task, run, wanted, folder, notify))
+            except TargetMissed as error:  # a finding: what was measured before is worth keeping
+                found = replace(found, missed=str(error))
+    return found
+
+
+def _verified(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: Notify) -> BranchReport | SweepReport:
+    source = None if task.origin is None else TaskSource(*astuple(task.origin))
+    assert wanted.verify is not None
+    place, recipe = folder / wanted.verify, run.recipe
+    if any(value.field == "threads" for value in run.derived):
+        recipe = recipe.replace(threads=1)  # several runs share the machine
+    if wanted.verify == "branch":
+        seeds = wanted.seeds or BRANCH_SEEDS
+        return branch(task, recipe, folder=place, seeds=seeds, source=source, notify=notify)
+    seeds = wanted.seeds or SWEEP_SEEDS
+    return sweep(task, recipe, folder=place, target=wanted.target, seeds=seeds, source=source, notify=notify)
+
+
+def _of_this_task(found: StoredWeights, run: RunRecipe) -> StoredWeights:
+    """The weights, if they are of a run of this task."""
+    theirs, ours = ((os.path.normpath(part.task), sorted(part.settings)) for part in (found.run, run))
+    if theirs != ours:
+        raise RunFolderError(
+            f"{found.path} is a run of task {' '.join([found.run.task, *found.run.settings])}, got "
+            f"{' '.join([run.task, *run.settings])}; give the task and --set values of the run"
+        )
+    return found
+
+
+def _minima(
+    task: Task,
+    run: RunRecipe,
+    found: Measurement,
+    wanted: Wanted,
+    folder: Path,
+    stored: Sequence[StoredWeights],
+    notify: Notify,
+) -> Measurement:
+    """What lies between stored runs, and how sharp their minima are."""
+    if wanted.between is not None:
+        with _timed(found, "landscape"):
+            found = _landscape(task, found, wanted, stored, notify)
+    if wanted.sharpness:
+        with _timed(found, "sharpness"):
+            if not stored:
+                train_in(RunFolder(folder / "trained"), task, run, wanted.device, notify)
+                stored = [stored_weights(folder / "trained")]
+            found = replace(found, sharpness=tuple(_minimum(task, weights, wanted, notify) for weights in stored))
+    return found
+
+
+def _landscape(
+    task: Task, found: Measurement, wanted: Wanted, stored: Sequence[StoredWeights], notify: Notify
+) -> Measurement:
+    """The line between the first two runs, and the plane if it is wanted, with the recipe of the first."""
+    recipe, first, second = stored[0].run.recipe, stored[0].tensors, stored[1].tensors
+    count, device = wanted.samples, wanted.device
+    between = line(task, recipe, first, second, samples=count, device=device, notify=notify)
+    if wanted.plane is None:
+        return replace(found, line=between)
+    third = None if wanted.plane == RANDOM else stored[2].tensors
+    there = plane(task, recipe, first, second, third, samples=count, device=device, notify=notify)
+    return replace(found, line=between, plane=there)
+
+
+def _minimum(task: Task, weights: StoredWeights, wanted: Wanted, notify: Notify) -> Minimum:
+    full, subspace = (
+        sharpness(
+            task,
+            weights.run.recipe,
+            weights.tensors,
+            subspace=dimensions,
+            samples=wanted.samples,
+            device=wanted.device,
+            notify=notify,
+        )
+        for dimensions in (None, SUBSPACE)
+    )
+    return Minimum(str(weights.path), full, subspace)

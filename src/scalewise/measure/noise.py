@@ -1,0 +1,286 @@
+"""The noise scale over a training: at its start, in the middle, at its end, and on average."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from scalewise.engine import streams
+from scalewise.engine.loop import Training
+from scalewise.engine.placement import DeviceName, Placement
+from scalewise.errors import TaskError
+from scalewise.measure.frozen import BLOCKS, GroupGradients, PooledNoise, Table, estimate, preconditioners
+from scalewise.noise.estimate import NoiseEstimate, rounded_up, weighted_mean
+from scalewise.noise.interval import Interval
+from scalewise.recipe import Recipe
+from scalewise.tasks.task import Task
+
+LEAST_STEPS = 20  # of a training, to look at it in between
+POINTS, WINDOW = 4, 0.1  # of a stage: so many steps to look at, in that share of the training
+LEAST_GROUPS = 4
+MOST_GROUP_SAMPLES = 16  # smaller groups tell more of the noise, larger ones are faster
+FIRST_SAMPLES, MOST_SAMPLES = 1024, 8192  # looked at in a step
+MOST_PASSES = 2  # over data so few that one is not enough
+TIGHT_RATIO = 1.5  # between the ends of the interval: then a step is done
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class StageNoise:
+    """The noise scale at one point of the training, from so many samples that were drawn there."""
+
+    name: str
+    step: int
+    samples: int
+    estimate: NoiseEstimate
+    preconditioned: NoiseEstimate | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As part of the report."""
+        return {
+            "name": self.name,
+            "step": self.step,
+            "samples": self.samples,
+            "noise_scale": self.estimate.to_json(),
+            "preconditioned": _json(self.preconditioned),
+        }
+
+
+@dataclass(frozen=True)
+class LayerNoise:
+    """The noise scale of one parameter's gradient, on average over the training."""
+
+    name: str
+    estimate: NoiseEstimate
+
+    def to_json(self) -> dict[str, Any]:
+        """As part of the report."""
+        return {"name": self.name, "noise_scale": self.estimate.to_json()}
+
+
+@dataclass(frozen=True)
+class NoiseReport:
+    """The noise scale of a task: on average over its training, and at points of it."""
+
+    estimate: NoiseEstimate
+    preconditioned: NoiseEstimate | None
+    stages: tuple[StageNoise, ...]
+    layers: tuple[LayerNoise, ...]
+    steps: int
+    group_samples: int
+
+    @property
+    def used(self) -> NoiseEstimate:
+        """The one that says how large a global batch is worth it: in the coordinates of the optimizer."""
+        return self.estimate if self.preconditioned is None else self.preconditioned
+
+    @property
+    def verdict(self) -> str:
+        """Of the one that is used."""
+        return self.used.verdict
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        return {
+            "noise_scale": self.used.to_json(),
+            "verdict": self.verdict,
+            "plain": self.estimate.to_json(),
+            "preconditioned": _json(self.preconditioned),
+            "stages": [stage.to_json() for stage in self.stages],
+            "layers": [layer.to_json() for layer in self.layers],
+            "steps": self.steps,
+            "group_samples": self.group_samples,
+        }
+
+
+def _json(estimate: NoiseEstimate | None) -> dict[str, float | bool | None] | None:
+    return None if estimate is None else estimate.to_json()
+
+
+def measure_noise(
+    task: Task,
+    recipe: Recipe,
+    *,
+    steps: int | None = None,
+    layers: bool = False,
+    device: DeviceName = "auto",
+    notify: Notify = lambda line: None,
+) -> NoiseReport:
+    """Train the recipe with one worker and look at the gradients of fresh samples in five stages of it.
+
+    The average is that over steps, by which the noise scale enters the number of steps of a training at global batch
+    B: S = S_min·(1 + B_noise ÷ B), summed along the way. Looking leaves no trace in the training.
+
+    Arguments:
+        task, recipe: what is trained, and how; of several workers one is enough to measure.
+        steps: of the training, if not the recipe's own.
+        layers: also every parameter's own noise scale.
+        device: where.
+        notify: told of each stage.
+    """
+    trained = recipe.replace(workers=1, lr_rule="none", patience=None, target=None)
+    trained = trained if steps is None else trained.replace(steps=steps)
+    with Training(
+        dataclasses.replace(task, validation=None), trained, Placement(device=device), alone=True
+    ) as training:
+        looks = [*_looks(training, notify)]
+        names = [*training.strategy.model.parameters]
+    moved = [look for look in looks if look.preconditioned]
+    return NoiseReport(
+        estimate=_average([(look, estimate(look.plain)) for look in looks]),
+        preconditioned=_average([(look, estimate(look.preconditioned)) for look in moved]) if moved else None,
+        stages=tuple(look.stage() for look in looks),
+        layers=tuple(_layer(name, number, looks) for number, name in enumerate(names)) if layers else (),
+        steps=training.progress.step,
+        group_samples=looks[-1].plain[0].group_samples,
+    )
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What was seen at some neighbouring steps of the training."""
+
+    name: str
+    steps: tuple[int, ...]
+    global_batch: int
+    plain: tuple[Table, ...]
+    preconditioned: tuple[Table, ...]
+
+    @property
+    def step(self) -> int:
+        return round(sum(self.steps) / len(self.steps))
+
+    @property
+    def samples(self) -> int:
+        return sum(table.samples for table in self.plain)
+
+    def stage(self) -> StageNoise:
+        preconditioned = self.in_steps(estimate(self.preconditioned)) if self.preconditioned else None
+        return StageNoise(self.name, self.step, self.samples, self.in_steps(estimate(self.plain)), preconditioned)
+
+    def in_steps(self, found: NoiseEstimate) -> NoiseEstimate:
+        """What is missing, counted in steps of the training instead of blocks of groups."""
+        if found.more_steps is None:
+            return found
+        block_steps = self.samples / sum(len(table.counts) for table in self.plain) / self.global_batch
+        return dataclasses.replace(found, more_steps=rounded_up(found.more_steps * block_steps))
+
+
+def _looks(training: Training, notify: Notify) -> Iterator[_Look]:
+    """Train from stage to stage, and look at each."""
+    total = training.cuts.total_steps
+    records = training.records()
+    for name, steps in _stages(total).items():
+        seen: list[int] = []
+        pooled: list[PooledNoise] = []
+        for step in steps:
+            while training.progress.step < step:
+                next(records)
+            seen.append(training.progress.step)
+            pooled.append(_pooled(training))
+        preconditioned = [table for one in pooled if (table := one.preconditioned_table()) is not None]
+        plain = tuple(one.table() for one in pooled)
+        look = _Look(name, tuple(seen), training.recipe.global_batch, plain, tuple(preconditioned))
+        notify(f"{name} (step {seen[-1]:,} of {total:,}): {_words(look.stage())}")
+        yield look
+
+
+def _stages(total: int) -> dict[str, list[int]]:
+    """Steps at which to look: a single one at the start, then some in a tenth of the training each.
+
+    A gradient's size changes a good deal from one step to the next, so that no single step stands for a stage.
+
+    >>> _stages(100)["middle"], _stages(1)
+    ([45, 48, 52, 55], {'start': [0], 'end': [1]})
+    """
+    windows = {"quarter": 0.2, "middle": 0.45, "three quarters": 0.7, "end": 0.9}
+    chosen = windows if total >= LEAST_STEPS else {"end": windows["end"]}
+    points = [number / (POINTS - 1) * WINDOW for number in range(POINTS)]
+    stages = {
+        name: sorted({max(1, round(total * (start + point))) for point in points}) for name, start in chosen.items()
+    }
+    return {"start": [0], **stages}
+
+
+def _words(stage: StageNoise) -> str:
+    shown = stage.estimate if stage.preconditioned is None else stage.preconditioned
+    kind = "noise scale" if stage.preconditioned is None else "preconditioned noise scale"
+    if shown.value is None:
+        return f"{kind}: {shown.verdict}"
+    high = "∞" if shown.high is None else f"{shown.high:,.0f}"
+    return f"{kind} {shown.value:,.0f} ({shown.low or 0.0:,.0f} to {high})"
+
+
+def _pooled(training: Training) -> PooledNoise:
+    """Look at more and more groups until the interval is tight, or enough has been seen."""
+    recipe, population = training.recipe, len(training.samples)
+    group_samples = _group_samples(training)
+    gradients = GroupGradients(training, group_samples, streams.key("noise", recipe.seed, training.progress.step))
+    pooled = PooledNoise(group_samples, population, preconditioners(training), finite=training.task.augment is None)
+    for target in _targets(gradients.groups_per_pass, group_samples):
+        for gradient in gradients.take(pooled.groups, target - pooled.groups):
+            pooled.add(gradient)
+        tables = [table for table in (pooled.table(), pooled.preconditioned_table()) if table is not None]
+        found = [estimate([table]) for table in tables]
+        if all(Interval(one.low, one.high).within(TIGHT_RATIO) for one in found):
+            break
+    return pooled
+
+
+def _targets(groups_per_pass: int, group_samples: int) -> list[int]:
+    """Groups after which to see whether it is enough: a part of the data, or whole passes.
+
+    >>> _targets(groups_per_pass=3750, group_samples=16), _targets(groups_per_pass=89, group_samples=16)
+    ([64, 128, 256, 512], [64, 89, 178])
+    """
+    first, most = (max(BLOCKS, samples // group_samples) for samples in (FIRST_SAMPLES, MOST_SAMPLES))
+    doublings = [first * 2**power for power in range(most.bit_length())]
+    parts = [count for count in doublings if count < groups_per_pass]
+    passes = [groups_per_pass * count for count in range(1, MOST_PASSES + 1)]
+    return [count for count in (*parts, *passes) if count <= most]
+
+
+def _group_samples(training: Training) -> int:
+    """Samples that go through the model at once: with batch norm those of the recipe, on which its gradients depend."""
+    recipe, population = training.recipe, len(training.samples)
+    if training.strategy.model.averages:
+        size = recipe.rows
+    else:
+        size = max(1, min(recipe.rows, MOST_GROUP_SAMPLES, population // BLOCKS))
+    if population // size < LEAST_GROUPS:
+        raise TaskError(
+            f"the noise scale needs the gradients of at least {LEAST_GROUPS} groups of samples, got {population} "
+            f"training samples in groups of {size}; lower --worker-batch, or use more data"
+        )
+    return size
+
+
+def _average(found: list[tuple[_Look, NoiseEstimate]]) -> NoiseEstimate:
+    """The mean over steps, straight lines between the stages."""
+    average = weighted_mean([one for _, one in found], _trapezoid([look.step for look, _ in found]))
+    if average.enough or average.problem is not None:
+        return average
+    missing = [look.in_steps(one).more_steps for look, one in found if not one.enough]
+    known = [steps for steps in missing if steps is not None]
+    return dataclasses.replace(average, more_steps=max(known) if known else None)
+
+
+def _trapezoid(steps: list[int]) -> list[float]:
+    """Weights of the trapezoid rule.
+
+    >>> _trapezoid([0, 1, 2])
+    [0.25, 0.5, 0.25]
+    """
+    total = steps[-1] - steps[0]
+    if not total:
+        return [1 / len(steps)] * len(steps)
+    before = [steps[0], *steps[:-1]]
+    after = [*steps[1:], steps[-1]]
+    return [(end - start) / (2 * total) for start, end in zip(before, after, strict=True)]
+
+
+def _layer(name: str, number: int, looks: list[_Look]) -> LayerNoise:
+    return LayerNoise(name, _average([(look, estimate(look.plain, [number])) for look in looks]))

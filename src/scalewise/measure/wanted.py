@@ -1,0 +1,74 @@
+"""What is to be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from scalewise.engine.placement import DeviceName
+from scalewise.errors import UsageError
+
+Part = Literal["noise", "memory", "throughput"]
+Verify = Literal["branch", "sweep"]
+RANDOM = "random"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is measured, and where.
+
+    Arguments:
+        skip: parts that are left out.
+        layers: also the noise scale of every layer.
+        verify: how the critical batch is measured by training as well.
+        target: the validation loss that a sweep trains to.
+        seeds: runs of `verify` at each global batch.
+        memory: bytes that the largest worker batch may take; None for what is free.
+        processes: that share the memory.
+        sharpness: of `weights`, of the runs of `between`, or of a run that is trained for it.
+        weights: a run folder, or its checkpoint.
+        between: two run folders, for the loss on the line between them.
+        plane: a third run folder or "random", for the loss on a plane as well.
+        samples: that sharpness and the loss between runs are means over.
+        device: kind of device.
+    """
+
+    skip: Collection[Part] = ()
+    layers: bool = False
+    verify: Verify | None = None
+    target: float | None = None
+    seeds: int | None = None
+    memory: int | None = None
+    processes: int | None = None
+    sharpness: bool = False
+    weights: Path | None = None
+    between: tuple[Path, Path] | None = None
+    plane: str | None = None
+    samples: int = 1024
+    device: DeviceName = "auto"
+
+    def __post_init__(self) -> None:
+        for name, count in (("seeds", self.seeds), ("processes", self.processes), ("samples", self.samples)):
+            if count is not None and count < 1:
+                raise UsageError(f"--{name} must be at least 1, got {count}")
+        self._check_verification()
+        if self.weights is not None and not self.sharpness:
+            raise UsageError(f"--weights says whose sharpness is measured, got {self.weights} alone; add --sharpness")
+        if self.plane is not None and self.between is None:
+            raise UsageError(f"--plane needs two runs that lie in it, got {self.plane} alone; add --between RUN RUN")
+
+    def _check_verification(self) -> None:
+        if self.target is not None and self.verify != "sweep":
+            raise UsageError(f"--target is the loss that a sweep trains to, got {self.target:g}; add --verify sweep")
+        if self.seeds is not None and self.verify is None:
+            raise UsageError(f"--seeds are the runs of --verify, got {self.seeds}; add --verify sweep or branch")
+        if self.verify is not None and "noise" in self.skip:
+            raise UsageError(f"--verify {self.verify} checks the noise scale, got --skip noise too; drop one of them")
+
+    @property
+    def runs(self) -> list[Path]:
+        """The runs whose weights are looked at: those of `between`, the third one of `plane`, `weights`."""
+        third = [] if self.plane is None or self.plane == RANDOM else [Path(self.plane)]
+        return [*(self.between or ()), *third, *([] if self.weights is None else [self.weights])]

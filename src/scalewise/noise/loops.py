@@ -1,0 +1,242 @@
+"""Feeds a noise scale from anyone's own loop: DistributedDataParallel, or gradient accumulation."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from scalewise.errors import UsageError
+from scalewise.noise.precondition import check_adam_like, preconditioner_of
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch import Tensor, nn
+    from torch._C._distributed_c10d import GradBucket
+    from torch.futures import Future
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import Optimizer
+
+    from scalewise.noise.scale import NoiseScale
+
+LONGEST_WAIT_SECONDS = 1.0
+
+
+def norm(gradient: Tensor) -> Tensor:
+    """‖gradient‖, at least in float32."""
+    import torch
+
+    return torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+
+
+class Squares:
+    """Squared norms of the gradients of a model's parameters, by the number of the parameter."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.numbers: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(self.parameters)}
+        self.optimizer = optimizer
+        if optimizer is not None:
+            check_adam_like(optimizer)
+        self._factors: dict[int, Tensor | None] = {}
+
+    def begin_step(self) -> None:
+        """The optimizer has moved, and its state with it."""
+        self._factors.clear()
+
+    def norm(self, number: int, gradient: Tensor) -> Tensor:
+        """‖gradient‖, in the optimizer's coordinates if there is one; not a number before its first step."""
+        import torch
+
+        if self.optimizer is not None:
+            factor = self._factor(number)
+            gradient = gradient.new_full((), torch.nan) if factor is None else gradient.detach() * factor
+        return norm(gradient)
+
+    def _factor(self, number: int) -> Tensor | None:
+        assert self.optimizer is not None
+        if number not in self._factors:
+            self._factors[number] = preconditioner_of(self.parameters[number], self.optimizer)
+        return self._factors[number]
+
+
+def observe(
+    scale: NoiseScale, squares: Squares, small: Sequence[float], big: Sequence[float], groups: int, samples: int
+) -> None:
+    """Hand one step's L and T to a noise scale; where they come by parameter, to those of its layers too."""
+    scale.observe(sum(small), sum(big), groups, samples)
+    if len(small) > 1:
+        for name, of_small, of_big in zip(squares.names, small, big, strict=True):
+            layer = scale.layers.setdefault(name, type(scale)(scale.population))
+            layer.observe(of_small, of_big, groups, samples)
+
+
+class AccumulationMeter:
+    """Sees every micro batch's gradient on its way into `.grad`; `step()` after the last one of a step."""
+
+    def __init__(
+        self, scale: NoiseScale, model: nn.Module, micro_batch: int, optimizer: Optimizer | None, layers: bool
+    ) -> None:
+        from torch.autograd.graph import get_gradient_edge
+
+        self._scale, self._micro_batch, self._layers = scale, micro_batch, layers
+        self._squares = Squares(model, optimizer)
+        self._norms: list[list[Tensor]] = [[] for _ in self._squares.parameters]
+        self._nodes = [get_gradient_edge(parameter).node for parameter in self._squares.parameters]  # live while held
+        self._handles = [node.register_prehook(self._hook(number)) for number, node in enumerate(self._nodes)]
+
+    def _hook(self, number: int) -> Callable[[tuple[Tensor, ...]], None]:
+        def hook(gradients: tuple[Tensor, ...]) -> None:
+            self._norms[number].append(self._squares.norm(number, gradients[0]))
+
+        return hook
+
+    def step(self) -> None:
+        """End a step: call it after the last backward pass, before gradients are clipped and the optimizer steps."""
+        import torch
+
+        micro_batches = max(map(len, self._norms))
+        if micro_batches < 2:
+            raise UsageError(
+                f"the noise scale needs at least 2 micro batches in a step, got {micro_batches}; split the batch and "
+                f"call backward() on each part, or use several workers (watch_ddp)"
+            )
+        zero = torch.zeros(())
+        small = [sum((norm.double().square() for norm in norms), zero.double()) for norms in self._norms]
+        big = [
+            zero if parameter.grad is None else self._squares.norm(number, parameter.grad)
+            for number, parameter in enumerate(self._squares.parameters)
+        ]
+        table = torch.stack([torch.stack(small) / micro_batches, torch.stack(big).double().square() / micro_batches**2])
+        squares_of_parts, squares_of_sums = (table if self._layers else table.sum(1, keepdim=True)).tolist()
+        observe(self._scale, self._squares, squares_of_parts, squares_of_sums, micro_batches, self._micro_batch)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._norms = [[] for _ in self._squares.parameters]
+        self._squares.begin_step()
+
+    def close(self) -> None:
+        """See no more gradients."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class DistributedMeter:
+    """The state of the communication hook: squared norms of this process's gradients and of the average."""
+
+    def __init__(
+        self,
+        scale: NoiseScale,
+        model: DistributedDataParallel,
+        worker_batch: int,
+        optimizer: Optimizer | None,
+        layers: bool,
+    ) -> None:
+        self._scale, self._worker_batch, self._layers = scale, worker_batch, layers
+        self._squares = Squares(model.module, optimizer)
+        self._by_parameter = layers or optimizer is not None
+        self._group: dist.ProcessGroup = model.process_group
+        self.processes: int = self._group.size()
+        self._local: list[tuple[list[int], Tensor]] = []
+        self._whole: list[tuple[list[int], Tensor]] = []
+        self._shared: Tensor | None = None  # kept: no other thread may be the last to hold it when Python ends
+        self._exchange: dist.Work | None = None
+        self._callbacks: list[weakref.ref[Callable[..., Tensor]]] = []
+
+    def reduce(self, bucket: GradBucket) -> Future[Tensor]:
+        """What DistributedDataParallel itself does with a bucket, and the norms before and after it."""
+        import torch.distributed as dist
+
+        if bucket.index() == 0:
+            self.bring_in()
+            self._local, self._whole = [], []  # of a step that broke off
+            self._squares.begin_step()
+        numbers = [self._squares.numbers[parameter] for parameter in bucket.parameters()]
+        buffer = bucket.buffer()
+        gradients = bucket.gradients() if self._by_parameter else [buffer]  # parts of the buffer
+        self._local.append((numbers, self._norms(numbers, gradients)))
+        if bucket.is_last():
+            self._start_exchange()
+        # Not torch's own hook: importing it in the middle of a job keeps the process group alive (docs/log.md).
+        work = dist.all_reduce(buffer.div_(self.processes), group=self._group, async_op=True)
+        assert work is not None
+
+        def with_norms(done: Future[list[Tensor]]) -> Tensor:
+            self._whole.append((numbers, self._norms(numbers, gradients)))
+            return done.value()[0]
+
+        self._callbacks.append(weakref.ref(with_norms))
+        return work.get_future().then(with_norms)
+
+    def _norms(self, numbers: list[int], gradients: Sequence[Tensor]) -> Tensor:
+        import torch
+
+        if self._by_parameter:
+            norms = [self._squares.norm(number, gradient) for number, gradient in zip(numbers, gradients, strict=True)]
+        else:
+            norms = [norm(gradients[0])]
+        return torch.stack(norms).double().square()
+
+    def _start_exchange(self) -> None:
+        """The mean of the processes' local squares, on its way until the next step begins."""
+        import torch.distributed as dist
+
+        local = self._table(self._local).div_(self.processes)
+        self._shared = local if self._shared is None else self._shared.copy_(local)
+        self._exchange = dist.all_reduce(self._shared, group=self._group, async_op=True)
+
+    def _table(self, parts: list[tuple[list[int], Tensor]]) -> Tensor:
+        """Squares by parameter, or their sum."""
+        import torch
+
+        if not self._layers:
+            return torch.stack([squares.sum() for _, squares in parts]).sum(0, keepdim=True)
+        whole = parts[0][1].new_zeros(len(self._squares.names))
+        for numbers, squares in parts:
+            whole[numbers] = squares
+        return whole
+
+    def bring_in(self) -> None:
+        """Read the last step's numbers: its exchange has long ended, and its averages are there."""
+        if self._exchange is None or self._shared is None:
+            return
+        self._exchange.wait()
+        small, big = self._shared.tolist(), self._table(self._whole).tolist()
+        observe(self._scale, self._squares, small, big, self.processes, self._worker_batch)
+        self._local, self._whole, self._exchange = [], [], None
+        self._wait_for_callbacks()
+
+    def _wait_for_callbacks(self) -> None:
+        """Let the threads that called back let go of Python's objects: they abort if they must after Python has ended.
+
+        They do so within microseconds, unless the processor is busy; mostly this waits for nothing.
+        """
+        deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+        while any(callback() is not None for callback in self._callbacks) and time.monotonic() < deadline:
+            time.sleep(1e-4)  # gives the interpreter to other threads
+        self._callbacks.clear()
+
+
+def watch_ddp(
+    scale: NoiseScale, model: nn.Module, worker_batch: int, optimizer: Optimizer | None, layers: bool
+) -> Callable[[], None]:
+    """Register the hook; returns what brings in the newest step's numbers."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not isinstance(model, DistributedDataParallel):
+        raise UsageError(
+            f"watch_ddp needs a model wrapped in DistributedDataParallel, got a {type(model).__name__}; wrap it, or "
+            f"use watch_accumulation on one process"
+        )
+    meter = DistributedMeter(scale, model, worker_batch, optimizer, layers)
+    if meter.processes < 2:
+        raise UsageError(
+            "watch_ddp compares at least 2 processes, got 1; start more, or split the batch and use watch_accumulation"
+        )
+    # no annotations: torch compares them with types, and those of this module are text
+    model.register_comm_hook(meter, lambda state, bucket: state.reduce(bucket))
+    return meter.bring_in

@@ -1,0 +1,186 @@
+"""The gradient noise scale of a stream of steps.
+
+With c groups of b samples whose mean gradients are gᵢ, and ḡ their mean (McCandlish et al. 2018, appendix A):
+
+    L = mean‖gᵢ‖²    T = ‖ḡ‖²    |G|² = (c·T − L) ÷ (c − 1)    trΣ = b·c·(L − T) ÷ (c − 1)    B = trΣ ÷ |G|²
+
+Both are unbiased in one step and very noisy, so numerator and denominator are averaged separately and only their
+averages divided. Nothing is clamped before averaging.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scalewise.errors import UsageError
+from scalewise.noise.estimate import UNKNOWN, NoiseEstimate, ratio_of_means
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from scalewise.noise.loops import AccumulationMeter
+
+WINDOW_STEPS = 2048
+LEAST_WINDOW_STEPS = 50
+DECAY = 0.95
+SAME = 1e-5  # of L: groups whose gradients differ by less than rounding would make them
+IDENTICAL = (
+    "identical workers: their gradients agree in every step, so they see the same samples, or there is no noise; give "
+    "each its own share of the data"
+)
+
+
+def signal_and_noise(
+    mean_square: float, square_of_mean: float, groups: float, group_samples: float, population: float = math.inf
+) -> tuple[float, float]:
+    """Unbiased |G|² and trΣ from one step.
+
+    Samples drawn without replacement from a `population` of N pull |G|² down by trΣ ÷ N; that is put back.
+
+    >>> signal_and_noise(mean_square=3.0, square_of_mean=2.0, groups=2, group_samples=4)
+    (1.0, 8.0)
+    """
+    noise = group_samples * groups * (mean_square - square_of_mean) / (groups - 1)
+    signal = (groups * square_of_mean - mean_square) / (groups - 1)
+    return signal + noise / population, noise
+
+
+class NoiseScale:
+    """Noise scale of a stream of steps, for anyone's loop.
+
+    It is fed by hand, by `watch_ddp` or by `watch_accumulation`, and read with `estimate()`.
+
+    >>> monitor = NoiseScale()
+    >>> monitor.observe(mean_square=3.0, square_of_mean=2.0, groups=2, group_samples=4)
+    >>> monitor.current
+    8.0
+    """
+
+    def __init__(self, population: float = math.inf) -> None:
+        """Nothing is known yet.
+
+        Arguments:
+            population: size of the training set, where samples are drawn from it without replacement.
+        """
+        self.population = population
+        self.layers: dict[str, NoiseScale] = {}  # filled on request, by the name of the parameter
+        self._steps: deque[tuple[float, float]] = deque(maxlen=WINDOW_STEPS)  # (signal, noise)
+        self._seen = 0
+        self._different = 0  # steps in which the groups' gradients differed
+        self._average = np.zeros(2)
+        self._late: list[Callable[[], None]] = []  # bring in numbers that are read a step late
+
+    def observe(self, mean_square: float, square_of_mean: float, groups: float, group_samples: float) -> None:
+        """Take one step's L and T; steps that are not finite are skipped."""
+        if not (math.isfinite(mean_square) and math.isfinite(square_of_mean)):
+            return
+        pair = signal_and_noise(mean_square, square_of_mean, groups, group_samples, self.population)
+        self._steps.append(pair)
+        self._seen += 1
+        self._different += abs(mean_square - square_of_mean) > SAME * mean_square
+        weight = (1 - DECAY) / (1 - DECAY**self._seen)  # an exponential average without start-up bias
+        self._average += weight * (np.array(pair) - self._average)
+
+    def observe_norms(self, small_norm: float, big_norm: float, *, small_batch: float, big_batch: float) -> None:
+        """Take the norms of two gradients at the same weights: of a small batch, and of a bigger one.
+
+        The small batch may be a part of the big one, or not.
+
+        >>> monitor = NoiseScale()
+        >>> monitor.observe_norms(3.0**0.5, 2.0**0.5, small_batch=4, big_batch=8)
+        >>> round(monitor.current, 6)
+        8.0
+        """
+        if not 0 < small_batch < big_batch:
+            raise UsageError(
+                f"the noise scale needs gradients of two batch sizes, small_batch below big_batch, got {small_batch} "
+                f"and {big_batch}; take a part of the batch, or one of its micro batches, as the small one"
+            )
+        self.observe(small_norm**2, big_norm**2, big_batch / small_batch, small_batch)
+
+    def watch_ddp(
+        self, model: nn.Module, worker_batch: int, optimizer: Optimizer | None = None, layers: bool = False
+    ) -> None:
+        """Measure in a communication hook of DistributedDataParallel; the averaged gradients stay what they were.
+
+        >>> monitor.watch_ddp(model, worker_batch=32)  # doctest: +SKIP
+
+        Arguments:
+            model: wrapped in DistributedDataParallel, on at least 2 processes.
+            worker_batch: samples of one process between two steps of the optimizer.
+            optimizer: an Adam-like one, to measure in its own coordinates (`preconditioner`).
+            layers: fill `layers` with a noise scale for every parameter.
+        """
+        from scalewise.noise.loops import watch_ddp
+
+        self._late.append(watch_ddp(self, model, worker_batch, optimizer, layers))
+
+    def watch_accumulation(
+        self, model: nn.Module, micro_batch: int, optimizer: Optimizer | None = None, layers: bool = False
+    ) -> AccumulationMeter:
+        """Measure from the micro batches of one step; call `step()` of what is returned after the last backward pass.
+
+        >>> accumulation = monitor.watch_accumulation(model, micro_batch=8)  # doctest: +SKIP
+
+        Arguments:
+            model: whose parameters' gradients are watched.
+            micro_batch: samples of one backward pass.
+            optimizer: an Adam-like one, to measure in its own coordinates (`preconditioner`).
+            layers: fill `layers` with a noise scale for every parameter.
+        """
+        from scalewise.noise.loops import AccumulationMeter
+
+        return AccumulationMeter(self, model, micro_batch, optimizer, layers)
+
+    @property
+    def current(self) -> float | None:
+        """Ratio of the exponential averages; None before the first step and where |G|² is not positive."""
+        signal, noise = (float(value) for value in self._average)
+        return noise / signal if signal > 0 else None
+
+    def estimate(self) -> NoiseEstimate:
+        """The noise scale over the second half of the steps seen (at least the last 50)."""
+        for bring_in in self._late:
+            bring_in()
+        length = max(LEAST_WINDOW_STEPS, self._seen // 2)
+        window = np.array(self._steps)[-length:]
+        if not len(window):
+            return UNKNOWN
+        if not self._different:
+            value = 0.0 if window[:, 0].mean() > 0 else None
+            return NoiseEstimate(value, None, None, enough=False, problem=IDENTICAL)
+        found = ratio_of_means(window[:, 1], window[:, 0])
+        return found if found.more_steps is None else self._with_steps_to_come(found, len(window))
+
+    def _with_steps_to_come(self, found: NoiseEstimate, window: int) -> NoiseEstimate:
+        """The steps that are missing in the window, in steps of the training: it is half of them once they are many."""
+        assert found.more_steps is not None
+        wanted = window + found.more_steps
+        if wanted > WINDOW_STEPS:
+            problem = f"not enough: it would take {wanted:,} steps of this size; measure with a larger global batch"
+            return replace(found, more_steps=None, problem=problem)
+        return replace(found, more_steps=(wanted if wanted <= LEAST_WINDOW_STEPS else 2 * wanted) - self._seen)
+
+    def state(self) -> dict[str, list[float]]:
+        """What `restore` needs."""
+        return {
+            "steps": [value for pair in self._steps for value in pair],
+            "seen": [self._seen],
+            "different": [self._different],
+            "average": self._average.tolist(),
+        }
+
+    def restore(self, state: dict[str, list[float]]) -> None:
+        """Go on from `state`."""
+        values = iter(state["steps"])
+        self._steps = deque(zip(values, values, strict=True), maxlen=WINDOW_STEPS)
+        self._seen = int(state["seen"][0])
+        self._different = int(state.get("different", state["seen"])[0])
+        self._average = np.array(state["average"])

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import models
+import scalewise as sw
+from scalewise.engine.loop import Training
+from scalewise.engine.model import sha256
+from scalewise.errors import TaskError
+from scalewise.measure.frozen import GroupGradients, PooledNoise, estimate, preconditioners
+from scalewise.measure.noise import measure_noise
+from scalewise.noise import NoiseScale
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from noise_truth import per_sample
+
+CPU = sw.Placement(device="cpu")
+
+
+def gaussian(random, population, dimensions, scale):
+    """Samples whose noise scale is about `scale`."""
+    data = torch.from_numpy(random.standard_normal((population, dimensions)) * math.sqrt(scale / dimensions))
+    return data + 1 / math.sqrt(dimensions)
+
+
+def noise_scale(data):
+    return float(data.var(0).sum() / (data.mean(0) ** 2).sum())
+
+
+def pooled(random, data, groups, samples):
+    """Groups drawn without replacement."""
+    found = PooledNoise(samples, len(data))
+    chosen = torch.from_numpy(random.permutation(len(data))[: groups * samples])
+    for group in data[chosen].view(groups, samples, -1).mean(1):
+        found.add([group])
+    return estimate([found.table()])
+
+
+@pytest.mark.parametrize(
+    ("groups", "dimensions", "scale", "population"),
+    [(64, 5, 100.0, 4096), (64, 200, 1000.0, 4096), (128, 20, 2000.0, 1024), (64, 20, 5.0, 100_000)],
+)
+def test_pooled_groups_cover_the_populations_noise_scale(groups, dimensions, scale, population):
+    random = np.random.default_rng(0)
+    data = gaussian(random, population, dimensions, scale)
+    truth = noise_scale(data)
+    trials, covered = 300, 0
+    for _ in range(trials):
+        one = pooled(random, data, groups, 8)
+        covered += one.low <= truth <= (one.high or math.inf)
+    assert covered / trials >= 0.92
+
+
+def test_a_whole_pass_knows_the_gradient():
+    """Of 1,024 samples whose noise scale is 20 times that: 1,024 of 8,192 such samples say little, all of them all."""
+    random = np.random.default_rng(1)
+    many, few = gaussian(random, 8192, 50, 20_000.0), gaussian(random, 1024, 50, 20_000.0)
+    assert not pooled(random, many, 128, 8).enough
+    whole = pooled(random, few, 128, 8)
+    assert whole.enough
+    assert whole.value == pytest.approx(noise_scale(few), rel=0.1)
+
+
+def look(task, recipe, steps, groups=2 * 89, size=16):
+    """Pooled groups at a frozen checkpoint, steps of eight of them, and what per-sample gradients say."""
+    with Training(task, recipe, CPU, alone=True) as training:
+        records = training.records()
+        while training.progress.step < steps:
+            next(records)
+        factors = preconditioners(training)
+        before = sha256(training.strategy.model.tensors())
+        found = PooledNoise(size, len(training.samples), factors)
+        gradients = [*GroupGradients(training, size, key=1).take(0, groups)]
+        for gradient in gradients:
+            found.add(gradient)
+        assert sha256(training.strategy.model.tensors()) == before
+        module = training.strategy.model.module
+        truths = [
+            per_sample(task, module, training.samples, one) for one in ([None] if factors is None else [None, factors])
+        ]
+    scale = NoiseScale(population=len(training.samples))
+    for start in range(0, groups - 7, 8):
+        chosen = gradients[start : start + 8]
+        small = np.mean([sum(float(g.double().square().sum()) for g in one) for one in chosen])
+        big = sum(float(torch.stack(parts).double().mean(0).square().sum()) for parts in zip(*chosen, strict=True))
+        scale.observe(float(small), big, 8, size)
+    return found, scale.estimate(), truths
+
+
+@pytest.mark.parametrize("steps", [0, 100])
+def test_within_a_tenth_of_per_sample_gradients(steps):
+    task = sw.load_task("digits")
+    found, by_steps, (truth,) = look(task, task.recipe.replace(threads=1), steps)
+    pooled_estimate = estimate([found.table()])
+    assert pooled_estimate.value == pytest.approx(truth.noise_scale, rel=0.1)
+    assert pooled_estimate.low <= truth.noise_scale <= pooled_estimate.high
+    assert by_steps.low <= truth.noise_scale <= by_steps.high
+    layers = [estimate([found.table()], [number]).value for number in range(len(truth.signal))]
+    assert layers == pytest.approx((truth.noise / truth.signal).tolist(), rel=0.2)
+
+
+def test_preconditioned_within_a_tenth_of_per_sample_gradients():
+    task = sw.load_task("mlp")
+    found, _, (plain, preconditioned) = look(task, task.recipe.replace(threads=1), 100)
+    assert estimate([found.table()]).value == pytest.approx(plain.noise_scale, rel=0.1)
+    assert estimate([found.preconditioned_table()]).value == pytest.approx(preconditioned.noise_scale, rel=0.1)
+    assert preconditioned.noise_scale != pytest.approx(plain.noise_scale, rel=0.1)
+
+
+def test_preconditioners_are_the_optimizers_own_in_any_memory_layout():
+    """The state of a flat optimizer lies in memory order; by parameter it must be what torch's Adam has."""
+    task = sw.load_task("digits")
+    found = []
+    for layout in ("contiguous", "channels_last"):
+        recipe = sw.Recipe(worker_batch=32, steps=5, optimizer="adam", lr=0.001, layout=layout, threads=1)
+        with Training(task, recipe, CPU) as training:
+            assert preconditioners(training) is None  # before the first step
+            [*training.records()]
+            found.append(preconditioners(training))
+            shapes = [parameter.shape for parameter in training.strategy.model.parameters.values()]
+    assert [factor.shape for factor in found[1]] == shapes
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other.contiguous(), rtol=1e-3, atol=0)
+
+
+def test_looking_leaves_no_trace_in_the_training():
+    task = sw.load_task("digits", ["bn=true", "dropout=0.2"])
+    recipe = task.recipe.replace(steps=12, threads=1)
+    *_, plain = sw.train(task, recipe, CPU)
+    with Training(task, recipe, CPU) as training:
+        records = training.records()
+        while training.progress.step < 6:
+            next(records)
+        assert len([*GroupGradients(training, 32, key=0).take(0, 3)]) == 3
+        *_, looked_at = records
+    assert looked_at.weights_sha256 == plain.weights_sha256
+
+
+@pytest.fixture(scope="module")
+def report():
+    lines = []
+    task = sw.load_task("mlp")
+    recipe = task.recipe.replace(workers=8, lr_rule="sqrt", threads=1)
+    return measure_noise(task, recipe, steps=120, layers=True, device="cpu", notify=lines.append), lines
+
+
+def test_the_report_has_an_average_and_stages(report):
+    found, lines = report
+    assert [(stage.name, stage.step) for stage in found.stages] == [
+        ("start", 0), ("quarter", 30), ("middle", 60), ("three quarters", 90), ("end", 114),
+    ]  # fmt: skip
+    assert len(lines) == 5
+    assert found.used is found.preconditioned
+    assert found.stages[0].preconditioned is None  # the optimizer has not moved yet
+    values = [stage.estimate.value for stage in found.stages]
+    assert found.estimate.value == pytest.approx(np.average(values, weights=[30, 60, 60, 54, 24]))
+    assert found.verdict == "enough"
+    assert found.estimate.low < found.estimate.value < found.estimate.high < 2 * found.estimate.low
+
+
+def test_a_stage_is_the_ratio_of_means_over_its_points():
+    """Two points with the same noise and a signal of 1 and 9: 5 on average, not the mean of the ratios."""
+    random = np.random.default_rng(4)
+    tables = []
+    for size in (1.0, 3.0):
+        data = gaussian(random, 4096, 20, 100.0) - 1 / math.sqrt(20) * (1 - size)
+        found = PooledNoise(8, len(data))
+        for group in data.view(512, 8, 20).mean(1):
+            found.add([group])
+        tables.append(found.table())
+    stage = estimate(tables)
+    assert stage.value == pytest.approx(100 / 5, rel=0.1)
+    assert stage.high < 1.3 * stage.low  # that the signal moves is no error
+
+
+def test_the_report_has_layers_on_request(report):
+    found, _ = report
+    assert [layer.name for layer in found.layers] == [f"{n}.{k}" for n in (1, 3, 5) for k in ("weight", "bias")]
+    assert all(layer.estimate.low is not None for layer in found.layers)
+
+
+def test_the_report_as_json(report):
+    document = report[0].to_json()
+    assert set(document["noise_scale"]) == {"value", "low", "high", "enough"}
+    assert document["noise_scale"] == document["preconditioned"] != document["plain"]
+    assert document["verdict"] == "enough"
+    assert len(document["stages"]) == 5
+
+
+def test_the_report_is_the_same_again():
+    task = sw.load_task("linear")
+    first, second = (measure_noise(task, task.recipe.replace(threads=1), steps=8, device="cpu") for _ in range(2))
+    assert first == second
+    assert first.preconditioned is None
+    assert first.used is first.estimate
+    assert not first.layers
+
+
+def test_batch_norm_is_measured_in_groups_of_the_recipe():
+    task = sw.load_task("digits", ["bn=true"])
+    found = measure_noise(task, task.recipe.replace(threads=1), steps=2, device="cpu")
+    assert found.group_samples == task.recipe.worker_batch
+    assert [stage.name for stage in found.stages] == ["start", "end"]
+
+
+def test_data_without_noise_is_named():
+    task = models.double_mlp()
+    same = tuple(part[:1].expand(64, *part.shape[1:]) for part in task.train)
+    found = measure_noise(sw.Task(model=task.model, train=same, test=task.test, loss=task.loss),
+                          sw.Recipe(worker_batch=8, steps=4, threads=1), device="cpu")  # fmt: skip
+    assert found.verdict.startswith("identical workers")
+    assert found.estimate.value is None
+
+
+def test_too_few_samples_are_refused():
+    task = sw.load_task("digits", ["bn=true"])
+    with pytest.raises(TaskError, match="at least 4 groups of samples, got 1437 training samples in groups of 512"):
+        measure_noise(task, task.recipe.replace(worker_batch=512, threads=1), steps=2, device="cpu")

@@ -1,0 +1,124 @@
+"""Throughput against the worker batch: the knee of planted curves, operations counted by hand, and a real task."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import scalewise as sw
+from scalewise.measure import throughput as module
+from scalewise.measure.rate import find_knee, median_interval, rate
+from scalewise.measure.throughput import matrix_product_peak, throughput
+
+BATCHES = [2**power for power in range(12)]
+
+
+def curve(half, noise, rounds, seed):
+    """Rounds of a throughput b ÷ (b + half), 90 % of its end at 9 × half; machine load is shared by a round."""
+    generator = random.Random(seed)
+    found = {batch: [] for batch in BATCHES}
+    for _ in range(rounds):
+        load = generator.uniform(0.5, 1.0)
+        for batch in BATCHES:
+            found[batch].append(load * 1000 * batch / (batch + half) * (1 + generator.gauss(0, noise)))
+    return found
+
+
+@pytest.mark.parametrize("half", [0.3, 2, 7, 30])
+def test_the_knee_of_a_curve_without_noise(half):
+    knee = find_knee(curve(half, 0.0, 5, seed=0))
+    best = BATCHES[-1] / (BATCHES[-1] + half)
+    expected = next(batch for batch in BATCHES if batch / (batch + half) >= 0.9 * best)
+    assert knee.worker_batch == knee.low == knee.high == expected
+
+
+def test_under_noise_the_interval_holds_the_knee():
+    true = 64  # 64 ÷ 68 of the end; 32 has 89 %, close enough to be mistaken for it
+    knees = [find_knee(curve(4, 0.03, 9, seed)) for seed in range(200)]
+    assert all(knee.low <= knee.worker_batch <= knee.high for knee in knees)
+    assert sum(knee.low <= true <= knee.high for knee in knees) >= 190
+    assert sum(knee.worker_batch in (32, true) for knee in knees) >= 190
+
+
+def test_a_curve_that_falls_again_has_its_knee_before_the_best():
+    speeds = {1: 10.0, 2: 19.0, 4: 30.0, 8: 28.0, 16: 20.0}
+    assert find_knee({batch: [speed] * 3 for batch, speed in speeds.items()}).worker_batch == 4
+
+
+def test_the_interval_of_a_median_covers_it():
+    generator = random.Random(1)
+    hits = 0
+    for _ in range(2000):
+        low, high = median_interval([generator.expovariate(1.0) for _ in range(9)])
+        hits += low <= 0.6931 <= high
+    assert 0.95 <= hits / 2000 <= 0.975  # 96.1 % for nine values
+    assert rate(4, [3.0, 1.0, 2.0]) == (rate(4, [1.0, 2.0, 3.0]))
+    assert rate(4, [3.0, 1.0, 2.0]).samples_per_second == 2.0
+
+
+def test_the_peak_is_that_of_a_matrix_product():
+    peak = matrix_product_peak(torch.device("cpu"), torch.float32, seconds=0.05)
+    left = torch.randn(512, 512)
+    seconds = min(module.timed(lambda: left @ left, torch.device("cpu")) for _ in range(20))
+    assert peak > 0.5 * 2 * 512**3 / seconds
+
+
+def linear(width=96):
+    x = torch.rand(512, 64)
+    return sw.Task(
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 10)),
+        train=(x, torch.arange(512) % 10),
+        test=(x, torch.arange(512) % 10),
+        loss=F.cross_entropy,
+        recipe=sw.Recipe(worker_batch=8, threads=1),
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_rounds():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ROUND_SECONDS", 0.01)
+        patch.setattr(module, "PRODUCT_SIDES", (256, 512))
+        yield
+
+
+@pytest.fixture(scope="module")
+def report():
+    task = linear()
+    told = []
+    found = throughput(task, task.recipe, largest=64, notify=told.append)
+    assert told[0].startswith("throughput: counting")
+    return found
+
+
+def test_operations_are_those_counted_by_hand(report):
+    products = 64 * 96 + 96 * 10
+    forward, weights, inputs = products, products, 96 * 10  # the first layer's input needs no gradient
+    assert report.flops_per_sample == 2 * (forward + weights + inputs)
+
+
+def test_the_curve_goes_in_doublings_to_the_largest_that_fits(report):
+    assert [row.worker_batch for row in report.rows] == [1, 2, 4, 8, 16, 32, 64]
+    assert [row.worker_batch for row in report.inference] == [1, 2, 4, 8, 16, 32, 64]
+    assert all(0 < row.low <= row.samples_per_second <= row.high for row in (*report.rows, *report.inference))
+    assert {row.rounds for row in report.rows} == {module.ROUNDS}
+    assert report.rows[-1].samples_per_second > 4 * report.rows[0].samples_per_second
+    assert report.knee in [row.worker_batch for row in report.rows]
+
+
+def test_mfu_is_what_it_says(report):
+    best = max(row.samples_per_second for row in report.rows)
+    assert report.mfu == pytest.approx(report.flops_per_sample * best / report.peak_flops_per_second)
+    assert 0 < report.mfu < 1
+    assert json.loads(json.dumps(report.to_json()))["rows"][0].keys() >= {"worker_batch", "samples_per_second"}
+
+
+def test_batch_norm_begins_with_two_samples_and_ghosts_with_whole_groups():
+    task = sw.load_task("digits", ["bn=true"])
+    for recipe, expected in [(task.recipe, [2, 4, 8]), (task.recipe.replace(batch_norm="ghost:4"), [4, 8])]:
+        rows = throughput(task, recipe.replace(worker_batch=8, threads=1), largest=8).rows
+        assert [row.worker_batch for row in rows] == expected
