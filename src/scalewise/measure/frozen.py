@@ -72,8 +72,7 @@ class GroupGradients:
         with precision(recipe, training.team.device):
             loss = training.task.evaluate(call, batch, recipe.label_smoothing)  # type: ignore[arg-type]
         weight = float(loss.pairs()["loss"][1])
-        start, gradient = loss.root(weight or 1.0)
-        found = torch.autograd.grad(start, self._parameters, gradient, allow_unused=True)
+        found = torch.autograd.grad(loss.root(weight or 1.0), self._parameters, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
 
 

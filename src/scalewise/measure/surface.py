@@ -115,8 +115,7 @@ class Surface:
         gradient = np.zeros_like(x)
         for number, batch in enumerate(self._batches["train"]):
             loss = self._forward(number, batch)
-            start, unit = loss.root(1.0)
-            found = torch.autograd.grad(start, self._parameters, unit, allow_unused=True)
+            found = torch.autograd.grad(loss.root(1.0), self._parameters, allow_unused=True)
             dense = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
             gradient += torch.cat([part.reshape(-1) for part in dense]).cpu().double().numpy()
             totals = loss.pairs()["loss"]

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from scalewise.engine.failures import translated
-from scalewise.engine.team import import_before_joining, joined
+from scalewise.engine.team import joined
 from scalewise.errors import LostContact, ScalewiseError, TaskError
 from scalewise.measure import steps
 from scalewise.measure.jobs import JOB, Job, Note
@@ -72,7 +72,6 @@ def _ending(error: BaseException) -> dict[str, Any]:
 
 
 def _perform(job: Job, book: _Notebook) -> None:
-    import_before_joining()
     book.write(baseline=held().own)
     allow(job.allowed)  # loading the data counts too
     task = _load(job.task)
