@@ -351,6 +351,16 @@ def test_a_full_disk_is_one_line(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_too_little_memory_is_one_line_with_what_to_do(tmp_path):
+    command = f"ulimit -d 700000; exec {sys.executable} -m scalewise train digits --worker-batch 1400 --set bn=true"
+    many = " --workers 40 --recipe plain --processes 1 --batch-norm sync --steps 1 --out run"
+    done = subprocess.run(["bash", "-c", command + many], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("scalewise: a step must fit into memory, got: ")
+    assert "--micro-batch" in last
+
+
 def test_a_full_disk_in_the_records_is_one_line(tmp_path):
     (tmp_path / "small").mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", "small"], cwd=tmp_path, check=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import resource
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 
 import models
 import scalewise as sw
+from scalewise.engine import memory
 from scalewise.engine.loop import Training
 from scalewise.engine.model import sha256
 from scalewise.errors import PlacementError, RecipeError, TaskError
@@ -51,7 +54,7 @@ def test_evaluation_leaves_the_training_state_untouched():
     task = sw.load_task("digits", ["bn=true", "dropout=0.2"])
     recipe = sw.Recipe(worker_batch=32, steps=90, threads=1, seed=1)
     *_, plain = sw.train(task, recipe, CPU)
-    with_validation = sw.Task(**{**vars(task), "validation": task.test})
+    with_validation = dataclasses.replace(task, validation=task.test)
     *_, evaluated = sw.train(with_validation, recipe, CPU)
     assert evaluated.validation == evaluated.test
     assert plain.weights_sha256 == evaluated.weights_sha256
@@ -164,3 +167,17 @@ def test_growing_batches_are_a_plain_loop_over_larger_ones():
         loss.backward()
         optimizer.step()
     assert [cuts.parts(step) for step in (0, 19, 20, 25)] == [1, 1, 2, 4]
+
+
+def test_freed_memory_is_kept_only_where_there_is_room_for_as_much_again(monkeypatch):
+    enough = 2 * memory.held().highest
+    monkeypatch.setattr(memory, "free_memory", lambda: memory.Free(enough, "free memory of this machine"))
+    assert memory.has_room_to_keep(processes=1)
+    assert not memory.has_room_to_keep(processes=3)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory.held().writable + (1 << 20), before[1]))
+    try:
+        found = memory.has_room_to_keep(processes=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    assert not found

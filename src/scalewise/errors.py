@@ -75,7 +75,7 @@ class ProcessFailed(ScalewiseError):
 
 
 class TooLittleMemory(ScalewiseError):
-    """The memory does not hold the training of one sample."""
+    """The memory does not hold a training step."""
 
 
 class LostContact(ScalewiseError):

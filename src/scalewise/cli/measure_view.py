@@ -250,14 +250,11 @@ def memory_lines(report: MemoryReport) -> Text:
         show_bytes(report.baseline_bytes + peak) for peak in (report.predicted_peak_bytes, report.measured_peak_bytes)
     )
     shared = "" if report.processes == 1 else f", for each of {report.processes} processes"
-    settings = " ".join(f"{name}={value}" for name, value in report.environment.items())
-    needed = f"\nmeasured with {settings} set; set it for training at that size too" if settings else ""
     return Text.assemble(
         (f"memory at worker batch {report.largest_worker_batch:,}\n", "bold"),
         f"{show_bytes(report.baseline_bytes)} before training, {', '.join(parts)}\n",
         f"peak {predicted} predicted, {measured} measured, of {show_bytes(report.process_bytes)}{shared} "
         f"({report.budget_source})",
-        (needed, "dim"),
     )
 
 

@@ -6,6 +6,7 @@ import errno
 
 import torch.distributed as dist
 
+from scalewise.engine.shortage import is_shortage
 from scalewise.errors import (
     CheckpointError,
     DataError,
@@ -13,6 +14,7 @@ from scalewise.errors import (
     ProcessFailed,
     ScalewiseError,
     TaskError,
+    TooLittleMemory,
     UserCodeError,
 )
 from scalewise.frames import user_frames
@@ -39,4 +41,9 @@ def translated(error: Exception) -> ScalewiseError:
         return CheckpointError(f"the run could not be written: {error}; free disk space and go on with --resume")
     if isinstance(error, dist.DistError) or ("gloo" in message.lower() and isinstance(error, RuntimeError)):
         return LostContact(f"contact with another process was lost: {message.splitlines()[0]}")
+    if is_shortage(error):
+        return TooLittleMemory(
+            f"a step must fit into memory, got: {message.splitlines()[0]}; lower --worker-batch, or pass it through "
+            f"the model in parts with --micro-batch (`scalewise measure` finds the largest that fits)"
+        )
     return UserCodeError(f"training failed:\n{user_frames(error)}")

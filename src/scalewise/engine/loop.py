@@ -17,7 +17,7 @@ from scalewise import schedules
 from scalewise.engine import team as teams
 from scalewise.engine.evaluate import evaluate, means
 from scalewise.engine.labels import check_labels
-from scalewise.engine.memory import keep_freed_memory
+from scalewise.engine.memory import has_room_to_keep, keep_freed_memory, return_freed_memory
 from scalewise.engine.model import sha256
 from scalewise.engine.numerics import numerics
 from scalewise.engine.pace import Pace, Progress
@@ -100,7 +100,7 @@ class Training:
             check_processes(self.team.size, self.recipe)
             check_optimizer(self.placement, self.recipe)
             if self.team.device.type == "cpu":
-                keep_freed_memory()
+                return_freed_memory()  # until the first step shows how much there is to keep
             stack.enter_context(numerics(self.recipe, self.team.device, self.placement.exact))
             self._build()
             stack.callback(self.strategy.close)
@@ -155,6 +155,7 @@ class Training:
     def records(self) -> Iterator[Record]:
         """Go on to the end of training; without a `Result` when a signal stops it before."""
         began = time.perf_counter() - self.progress.seconds
+        first_step = self.progress.step
         waiting: deque[_Waiting] = deque()
         while not (self.finished or self.stopped or self.interrupted):
             started = time.perf_counter()
@@ -163,6 +164,8 @@ class Training:
             numbers = self.strategy.gradients(step, self.signal)
             lr, gain = self.pace.advance(self.progress, numbers)
             self.strategy.update(lr)
+            if step == first_step and self.team.device.type == "cpu" and has_room_to_keep(self.team.here):
+                keep_freed_memory()
             input_seconds = self.strategy.waited_seconds - waited
             waiting.append(_Waiting(step, lr, self.progress.learned, gain, numbers, input_seconds))
             ends_epoch = self.ends_epoch()

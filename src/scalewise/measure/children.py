@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalewise.engine.placement import Placement
+from scalewise.engine.shortage import tells_of_shortage
 from scalewise.errors import Failed, ProcessFailed, TaskError
 from scalewise.measure.jobs import JOB, Job, Note, notes_in
-from scalewise.measure.shortage import tells_of_shortage
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Origin, Task
 
@@ -28,7 +28,7 @@ JOB_VARIABLES = re.compile(
 )
 
 
-# The C library's own setting: large blocks go back to the system when they are freed, and the engine leaves it at that.
+# Large blocks go back to the system when they are freed, as in training that has no room to keep them.
 RETURNS_FREED = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 
 
@@ -76,8 +76,8 @@ class Children:
     def _environment(self) -> dict[str, str]:
         """This process's environment, without the job that it may be part of, and without gaps in memory.
 
-        Left to itself the engine has malloc keep what a step frees, which is faster and takes up to twice the memory,
-        now more, now less: there would be no largest worker batch to find.
+        Where there is room the engine has malloc keep what a step frees, which is faster and takes up to twice the
+        memory, now more, now less: there would be no largest worker batch to find.
         """
         kept = {name: value for name, value in os.environ.items() if not JOB_VARIABLES.match(name)}
         path = os.pathsep.join(entry for entry in sys.path if entry)

@@ -6,9 +6,9 @@ import gc
 
 import torch
 
+from scalewise.engine.shortage import is_shortage
 from scalewise.measure import steps
 from scalewise.measure.jobs import Job, Note
-from scalewise.measure.shortage import is_shortage
 from scalewise.tasks.task import Task
 
 

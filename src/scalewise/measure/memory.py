@@ -2,9 +2,8 @@
 
 On a CPU the budget is what all processes of this machine may hold of their own together: Python, torch, the task's
 data, weights, gradients, optimizer state, activations and workspace; each process gets an equal share. Trials run in
-processes of their own under that limit, with malloc set to give back what is freed: `environment` in the report, to be
-set for training at that size. Without it the engine has malloc keep freed memory, which makes steps faster and leaves
-gaps that can take as much again. On CUDA the budget is that of one device, and every process has one.
+processes of their own under that limit, in which malloc gives back what is freed, as it does in training that has no
+room to keep it (engine/memory.py). On CUDA the budget is that of one device, and every process has one.
 
     peak above the baseline = weights + gradients + optimizer state + saved activations × samples + workspace
 
@@ -19,12 +18,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
+from scalewise.engine.memory import Free, free_memory
 from scalewise.engine.placement import Placement, available_cores, check_processes
 from scalewise.engine.samples import open_samples
 from scalewise.engine.team import choose_device
 from scalewise.errors import PlacementError, TooLittleMemory
-from scalewise.measure.budget import Free, free_memory, show_bytes
-from scalewise.measure.children import RETURNS_FREED, Children
+from scalewise.measure.budget import show_bytes
+from scalewise.measure.children import Children
 from scalewise.measure.cuda import OnDevice, free_on_device
 from scalewise.measure.fitting import Line, fit_line, largest_fitting
 from scalewise.measure.jobs import Job, Note, Parts
@@ -72,7 +72,6 @@ class MemoryReport:
     budget_bytes, budget_source: for all processes (CPU) or one device (CUDA), and where it comes from.
     process_bytes: the share of each process.
     counts: what the budget counts.
-    environment: variables with which memory was found to end here, to be set for training at this size as well.
     baseline_bytes: what a process holds before training.
     smallest_that_does_not_fit: of the worker batches tried; None when all fitted.
     """
@@ -85,7 +84,6 @@ class MemoryReport:
     processes: int
     process_bytes: int
     counts: str
-    environment: dict[str, str]
     baseline_bytes: int
     bytes_per_sample: float
     parts: tuple[Part, ...]
@@ -174,7 +172,6 @@ def _search(
         processes=processes,
         process_bytes=share,
         counts=COUNTS[device],
-        environment=RETURNS_FREED if device == "cpu" and failed else {},
         baseline_bytes=notes[largest].baseline,
         bytes_per_sample=line.per_sample,
         parts=predicted_parts(line, trace.parts, largest),

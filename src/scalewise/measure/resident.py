@@ -1,9 +1,7 @@
-"""How much memory this process holds, and how much it may: Linux's own figures and limits.
+"""How much memory this process may hold, by Linux's own limits.
 
-Two figures of /proc/self/status matter. `RssAnon` is what is in memory and belongs to this process alone: what a
-container's limit and the kernel's killer count. `VmData` is what the process has asked for and may write to, whether it
-has touched it or not: what RLIMIT_DATA stops. A process asks for more than it touches (stacks of threads), so the limit
-is set by how much may be *added*:
+A process asks for more than it touches (stacks of threads), so the limit is set by how much may be *added* to what
+engine/memory.py calls writable and own:
 
     RLIMIT_DATA = VmData + (allowed bytes − RssAnon)
 
@@ -17,31 +15,13 @@ import ctypes
 import gc
 import resource
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
-STATUS = Path("/proc/self/status")
+from scalewise.engine.memory import held
+
 DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 FIRST_TO_DIE = 1000  # the largest oom_score_adj
 FORGET_THE_PEAK = "5"  # what clear_refs calls it
-
-
-@dataclass(frozen=True)
-class Held:
-    """What this process holds, in bytes."""
-
-    own: int  # in memory, and nobody else's
-    writable: int  # asked for, touched or not
-    highest: int  # the most of its own since the peak was last forgotten
-
-
-def held() -> Held:
-    """What this process holds now, and the most it has held."""
-    rows = [line.split() for line in STATUS.read_text().splitlines()]
-    found = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
-    # the peak also counts pages of files, of which there are hardly more at the peak than now
-    highest = found["VmHWM"] - found["RssFile"] - found["RssShmem"]
-    return Held(found["RssAnon"], found["VmData"], max(found["RssAnon"], highest))
 
 
 def forget_peak() -> None:

@@ -23,10 +23,10 @@ from scalewise.engine.loop import Training
 from scalewise.engine.numerics import numerics
 from scalewise.engine.placement import Placement, available_cores
 from scalewise.engine.samples import open_samples
+from scalewise.engine.shortage import is_shortage
 from scalewise.engine.team import choose_device
 from scalewise.engine.workers import precision
 from scalewise.measure.rate import Knee, Rate, find_knee, rate
-from scalewise.measure.shortage import is_shortage
 from scalewise.measure.steps import smallest_batch, take_step, trial_recipe
 from scalewise.recipe import Recipe, resolve
 from scalewise.tasks.task import Task

@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 
 from scalewise.engine.failures import translated
+from scalewise.engine.memory import held
+from scalewise.engine.shortage import is_shortage
 from scalewise.engine.team import joined
 from scalewise.errors import LostContact, ScalewiseError, TaskError
 from scalewise.measure import steps
 from scalewise.measure.jobs import JOB, Job, Note
-from scalewise.measure.resident import allow, forget_peak, held, release_freed, stand_in_front
-from scalewise.measure.shortage import is_shortage
+from scalewise.measure.resident import allow, forget_peak, release_freed, stand_in_front
 from scalewise.records import write_atomically
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Origin, Task
