@@ -156,7 +156,7 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path):
 
 
 def test_an_interrupt_keeps_the_runs_of_a_verification(tmp_path):
-    flags = ["--epochs", "3", "--skip", "memory", "--skip", "throughput", "--verify", "branch", "--out", "run"]
+    flags = ["--epochs", "1", "--skip", "memory", "--skip", "throughput", "--verify", "branch", "--out", "run"]
     process = start(tmp_path, "measure", "logistic", *flags)
     trials = tmp_path / "run" / "branch"
     wait_for(lambda: trials.is_dir() and any(trials.rglob("single-*")), process)

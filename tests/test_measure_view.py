@@ -58,8 +58,8 @@ def test_the_sentence_says_what_to_act_on():
         128, 4096, 3, [Stage("start", 10, 1280, 0.1, {8: 0.5}, 8, CriticalBatch(900.0, 450.0, 1800.0, "branch"))]
     )
     assert view.sentence(measurement(verified=branches)) == (
-        "noise scale 1,300 (1,050–1,700); critical batch ≈ 900; at 8 × 128 each sample is worth 47 %; largest worker "
-        "batch that fits 2,048; best throughput from 256"
+        "noise scale 1,300 (1,050–1,700); critical batch ≈ 900 by branch; at 8 × 128 each sample is worth 47 %; "
+        "largest worker batch that fits 2,048; best throughput from 256"
     )
     assert "all 1,437 training samples fit at once" in view.sentence(
         measurement(memory=memory(largest_worker_batch=1437, limited_by="data"))
@@ -135,7 +135,7 @@ def test_cheap_and_direct_are_shown_together(critical, word):
     assert "steps to validation loss 0.123, median of 1 seed" in shown
     assert f"cheap and direct: {word}" in shown
     assert "a doubt about one of them" in shown
-    assert f"critical batch ≈ {view.rough(law.critical.value)};" in " ".join(shown.split())
+    assert f"critical batch ≈ {view.rough(law.critical.value)} by sweep;" in " ".join(shown.split())
     document = found.to_json()
     assert document["critical_batch"]["method"] == "sweep"
     assert document["verified"]["critical_batch"] == document["critical_batch"]

@@ -110,7 +110,8 @@ def sentence(found: Measurement) -> str:
         parts.append(f"noise scale {with_interval(found.noise.used)}")
     critical = found.critical
     if critical is not None and critical.value is not None:
-        parts.append(f"critical batch ≈ {rough(critical.value)}")
+        by = "" if critical.method == "noise scale" else f" by {critical.method}"
+        parts.append(f"critical batch ≈ {rough(critical.value)}{by}")
         own = next(row for row in found.efficiencies if row.workers == found.recipe.workers)
         parts.append(f"at {own.workers} × {found.recipe.worker_batch:,} each sample is worth {_percent(own.worth)}")
     if found.memory is not None:
