@@ -21,10 +21,10 @@ from scalewise import records
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
 from scalewise.errors import Interrupted
-from scalewise.measure.branch import BranchReport, branch
-from scalewise.measure.critical import CriticalBatch, Estimated, agreement, from_noise
-from scalewise.measure.laboratory import TaskSource
-from scalewise.measure.sweep import SweepReport, constant_rate, sweep
+from scalewise.measure.critical.branch import BranchReport, branch
+from scalewise.measure.critical.laboratory import TaskSource
+from scalewise.measure.critical.law import CriticalBatch, Estimated, agreement, from_noise
+from scalewise.measure.critical.sweep import SweepReport, constant_rate, sweep
 from scalewise.records import Step
 from scalewise.tasks import BUILT_IN
 from scalewise.tasks.load import load_task

@@ -17,9 +17,9 @@ from pathlib import Path
 import scalewise as sw
 from report import Conditions, conditions
 from scalewise.engine.placement import Placement
-from scalewise.measure.budget import parse_bytes, show_bytes
-from scalewise.measure.children import Children
-from scalewise.measure.memory import MemoryReport, largest_worker_batch
+from scalewise.measure.memory.budget import parse_bytes, show_bytes
+from scalewise.measure.memory.children import Children
+from scalewise.measure.memory.largest import MemoryReport, largest_worker_batch
 from scalewise.recipe import Recipe
 
 

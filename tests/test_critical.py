@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scalewise.measure.critical import (
+from scalewise.measure.critical.law import (
     CriticalBatch,
     agreement,
     efficiency,

@@ -12,7 +12,7 @@ import scalewise as sw
 from scalewise.cli.measure import RecipeFlags, measure
 from scalewise.engine.run import RunFolder, RunRecipe
 from scalewise.errors import RunFolderError, UsageError
-from scalewise.measure.trained import train_in
+from scalewise.measure.minima.trained import train_in
 from test_resume import start, wait_for
 
 KEYS = {

@@ -16,12 +16,12 @@ from scalewise.engine.memory import Free, free_memory
 from scalewise.engine.placement import Placement
 from scalewise.engine.shortage import is_shortage
 from scalewise.errors import Failed, ProcessFailed, TaskError, TooLittleMemory, UsageError
-from scalewise.measure import memory
-from scalewise.measure.budget import parse_bytes, show_bytes
-from scalewise.measure.children import Children, worst
-from scalewise.measure.fitting import fit_line, largest_fitting
-from scalewise.measure.jobs import Job, Note, Parts
-from scalewise.measure.memory import largest_worker_batch
+from scalewise.measure.memory import largest as memory
+from scalewise.measure.memory.budget import parse_bytes, show_bytes
+from scalewise.measure.memory.children import Children, worst
+from scalewise.measure.memory.fitting import fit_line, largest_fitting
+from scalewise.measure.memory.jobs import Job, Note, Parts
+from scalewise.measure.memory.largest import largest_worker_batch
 
 MB = 1_000_000
 BUDGET = 600 * MB

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from scalewise.cli import measure_view as view
-from scalewise.measure.branch import BranchReport, Stage
-from scalewise.measure.critical import CriticalBatch, fit_law, held_out_one_by_one
-from scalewise.measure.landscape import Line, LinePoint
+from scalewise.measure.critical.branch import BranchReport, Stage
+from scalewise.measure.critical.law import CriticalBatch, fit_law, held_out_one_by_one
+from scalewise.measure.critical.rates import Tried
+from scalewise.measure.critical.sweep import Rung, SweepReport
 from scalewise.measure.measurement import Measurement, Minimum
-from scalewise.measure.memory import MemoryReport, Part
+from scalewise.measure.memory.largest import MemoryReport, Part
+from scalewise.measure.minima.landscape import Line, LinePoint
+from scalewise.measure.minima.sharpness import Sharpness, SharpnessReport
 from scalewise.measure.noise import LayerNoise, NoiseReport, StageNoise
 from scalewise.measure.rate import Knee, Rate
-from scalewise.measure.rates import Tried
-from scalewise.measure.sharpness import Sharpness, SharpnessReport
-from scalewise.measure.sweep import Rung, SweepReport
 from scalewise.measure.throughput import ThroughputReport
 from scalewise.noise import NoiseEstimate
 from scalewise.recipe import Recipe

@@ -16,12 +16,12 @@ from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
 from scalewise.engine.pool import Stop
 from scalewise.errors import Interrupted, RunFolderError, TargetMissed, UsageError
-from scalewise.measure import rates
-from scalewise.measure.branch import BranchReport, Plan, branch, largest_harmless, single
-from scalewise.measure.curves import Point, crossing, evaluation_steps
-from scalewise.measure.laboratory import Laboratory, TaskSource
-from scalewise.measure.sweep import at_global_batch, constant_rate, default_ladder, sweep, training_samples
-from scalewise.measure.trials import Trial, follow, stored
+from scalewise.measure.critical import rates
+from scalewise.measure.critical.branch import BranchReport, Plan, branch, largest_harmless, single
+from scalewise.measure.critical.curves import Point, crossing, evaluation_steps
+from scalewise.measure.critical.laboratory import Laboratory, TaskSource
+from scalewise.measure.critical.sweep import at_global_batch, constant_rate, default_ladder, sweep, training_samples
+from scalewise.measure.critical.trials import Trial, follow, stored
 from scalewise.recipe import Recipe
 
 

@@ -18,8 +18,8 @@ from scalewise.cli.measure_view import MeasureView, screen
 from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.errors import Interrupted, ScalewiseError, TargetMissed, UsageError
 from scalewise.measure import folder as folders
-from scalewise.measure.budget import parse_bytes
 from scalewise.measure.folder import Request
+from scalewise.measure.memory.budget import parse_bytes
 from scalewise.measure.wanted import Part, Verify, Wanted
 from scalewise.recipe import Recipe, resolve
 

@@ -14,16 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from scalewise.cli.views import console, number, seconds
-from scalewise.measure.budget import show_bytes
+from scalewise.measure.memory.budget import show_bytes
 
 if TYPE_CHECKING:
-    from scalewise.measure.branch import BranchReport
+    from scalewise.measure.critical.branch import BranchReport
+    from scalewise.measure.critical.sweep import SweepReport
     from scalewise.measure.efficiency import Efficiency
-    from scalewise.measure.landscape import Line, LinePoint, Plane
     from scalewise.measure.measurement import Measurement, Minimum
-    from scalewise.measure.memory import MemoryReport
+    from scalewise.measure.memory.largest import MemoryReport
+    from scalewise.measure.minima.landscape import Line, LinePoint, Plane
     from scalewise.measure.noise import NoiseReport
-    from scalewise.measure.sweep import SweepReport
     from scalewise.measure.throughput import ThroughputReport
     from scalewise.noise.estimate import NoiseEstimate
 
@@ -265,7 +265,7 @@ def _verification(found: Measurement) -> list[RenderableType]:
         return [Text(f"the critical batch could not be measured by training: {found.missed}", style="yellow"), ""]
     if found.verified is None or found.agreement is None:
         return []
-    from scalewise.measure.branch import BranchReport
+    from scalewise.measure.critical.branch import BranchReport
 
     style = "green" if found.agreement.startswith("they agree") else "bold yellow"
     report = found.verified

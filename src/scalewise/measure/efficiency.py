@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from scalewise.measure.critical import CriticalBatch
+from scalewise.measure.critical.law import CriticalBatch
 
 WORKERS = (1, 2, 4, 8, 16, 32)
 

@@ -12,20 +12,20 @@ from pathlib import Path
 from scalewise.engine.placement import Placement
 from scalewise.engine.run import RunFolder, RunRecipe
 from scalewise.errors import RunFolderError, TargetMissed
-from scalewise.measure.branch import SEEDS as BRANCH_SEEDS
-from scalewise.measure.branch import BranchReport, branch
-from scalewise.measure.laboratory import TaskSource
-from scalewise.measure.landscape import line, plane
+from scalewise.measure.critical.branch import SEEDS as BRANCH_SEEDS
+from scalewise.measure.critical.branch import BranchReport, branch
+from scalewise.measure.critical.laboratory import TaskSource
+from scalewise.measure.critical.sweep import SEEDS as SWEEP_SEEDS
+from scalewise.measure.critical.sweep import SweepReport, sweep
 from scalewise.measure.measurement import Measurement, Minimum
-from scalewise.measure.memory import largest_worker_batch
+from scalewise.measure.memory.largest import largest_worker_batch
+from scalewise.measure.minima.landscape import line, plane
+from scalewise.measure.minima.sharpness import SUBSPACE, sharpness
+from scalewise.measure.minima.trained import train_in
+from scalewise.measure.minima.weights import StoredWeights, stored_weights
 from scalewise.measure.noise import measure_noise
-from scalewise.measure.sharpness import SUBSPACE, sharpness
-from scalewise.measure.sweep import SEEDS as SWEEP_SEEDS
-from scalewise.measure.sweep import SweepReport, sweep
 from scalewise.measure.throughput import throughput
-from scalewise.measure.trained import train_in
 from scalewise.measure.wanted import RANDOM, Wanted
-from scalewise.measure.weights import StoredWeights, stored_weights
 from scalewise.tasks.task import Task
 
 Notify = Callable[[str], None]

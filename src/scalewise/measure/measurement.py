@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalewise.measure.branch import BranchReport
-from scalewise.measure.critical import CriticalBatch, agreement, from_noise
+from scalewise.measure.critical.branch import BranchReport
+from scalewise.measure.critical.law import CriticalBatch, agreement, from_noise
+from scalewise.measure.critical.sweep import SweepReport
 from scalewise.measure.efficiency import Efficiency, counts, efficiency
-from scalewise.measure.landscape import Line, Plane
-from scalewise.measure.memory import MemoryReport
+from scalewise.measure.memory.largest import MemoryReport
+from scalewise.measure.minima.landscape import Line, Plane
+from scalewise.measure.minima.sharpness import SharpnessReport
 from scalewise.measure.noise import NoiseReport
-from scalewise.measure.sharpness import SharpnessReport
-from scalewise.measure.sweep import SweepReport
 from scalewise.measure.throughput import ThroughputReport
 from scalewise.recipe import Recipe
 

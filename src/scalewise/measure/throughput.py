@@ -26,8 +26,8 @@ from scalewise.engine.samples import open_samples
 from scalewise.engine.shortage import is_shortage
 from scalewise.engine.team import choose_device
 from scalewise.engine.workers import precision
+from scalewise.measure.memory.steps import smallest_batch, take_step, trial_recipe
 from scalewise.measure.rate import Knee, Rate, find_knee, rate
-from scalewise.measure.steps import smallest_batch, take_step, trial_recipe
 from scalewise.recipe import Recipe, resolve
 from scalewise.tasks.task import Task
 

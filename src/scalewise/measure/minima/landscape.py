@@ -21,7 +21,7 @@ import torch
 
 from scalewise.engine import streams
 from scalewise.engine.placement import DeviceName
-from scalewise.measure.surface import SAMPLES, Surface, Weights, opened
+from scalewise.measure.minima.surface import SAMPLES, Surface, Weights, opened
 from scalewise.recipe import Recipe
 from scalewise.records import finite
 from scalewise.tasks.task import Task

@@ -1,7 +1,7 @@
 """A process that tries worker batches under a limit on its memory, and notes how far it comes.
 
-Run as `python -m scalewise.measure.trial FOLDER`, alone or by torchrun. FOLDER holds the job; the notes go there too,
-one file per process, written whenever something is known, so that they tell what happened even of a process killed.
+Run as `python -m scalewise.measure.memory.trial FOLDER`, alone or by torchrun. FOLDER holds the job; the notes go there
+too, one file per process, written whenever something is known, so that they tell what happened even of a process killed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from scalewise.engine.memory import held
 from scalewise.engine.shortage import is_shortage
 from scalewise.engine.team import joined
 from scalewise.errors import LostContact, ScalewiseError, TaskError
-from scalewise.measure import steps
-from scalewise.measure.jobs import JOB, Job, Note
-from scalewise.measure.resident import allow, forget_peak, release_freed, stand_in_front
+from scalewise.measure.memory import steps
+from scalewise.measure.memory.jobs import JOB, Job, Note
+from scalewise.measure.memory.resident import allow, forget_peak, release_freed, stand_in_front
 from scalewise.records import write_atomically
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Origin, Task

@@ -22,7 +22,7 @@ from scipy.optimize import Bounds, minimize
 from scalewise.engine import streams
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import NonFiniteLoss
-from scalewise.measure.surface import SAMPLES, Weights, opened
+from scalewise.measure.minima.surface import SAMPLES, Weights, opened
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 

@@ -28,12 +28,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from scalewise.engine import streams
 from scalewise.engine.samples import hold_out, open_samples
 from scalewise.errors import TargetMissed, UsageError
-from scalewise.measure import rates
-from scalewise.measure.critical import CriticalBatch, HeldOut, Law, fit_law, held_out_one_by_one
-from scalewise.measure.curves import evaluation_steps, smoothed
-from scalewise.measure.laboratory import Laboratory, Notify, TaskSource, silent
-from scalewise.measure.rates import Tried
-from scalewise.measure.trials import Curve, Trial
+from scalewise.measure.critical import rates
+from scalewise.measure.critical.curves import evaluation_steps, smoothed
+from scalewise.measure.critical.laboratory import Laboratory, Notify, TaskSource, silent
+from scalewise.measure.critical.law import CriticalBatch, HeldOut, Law, fit_law, held_out_one_by_one
+from scalewise.measure.critical.rates import Tried
+from scalewise.measure.critical.trials import Curve, Trial
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 

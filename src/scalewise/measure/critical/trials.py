@@ -23,7 +23,7 @@ from scalewise.engine.placement import Placement
 from scalewise.engine.pool import Stop
 from scalewise.engine.samples import Samples, Subset
 from scalewise.errors import Interrupted, NonFiniteLoss, RunFolderError
-from scalewise.measure.curves import Point, crossing
+from scalewise.measure.critical.curves import Point, crossing
 from scalewise.recipe import Recipe
 from scalewise.records import Step, write_atomically
 from scalewise.tasks.task import Task

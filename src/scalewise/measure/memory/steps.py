@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from scalewise.engine import streams
 from scalewise.engine.loop import Training
 from scalewise.engine.tree import fold_plan, share
-from scalewise.measure.jobs import Job, Parts
+from scalewise.measure.memory.jobs import Job, Parts
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from scalewise.engine.placement import Placement
 from scalewise.engine.shortage import tells_of_shortage
 from scalewise.errors import Failed, ProcessFailed, TaskError
-from scalewise.measure.jobs import JOB, Job, Note, notes_in
+from scalewise.measure.memory.jobs import JOB, Job, Note, notes_in
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Origin, Task
 
@@ -67,7 +67,7 @@ class Children:
             return worst(notes, code, said.read_text(errors="replace"), expected, self._job)
 
     def _command(self, folder: Path) -> list[str]:
-        module = ["-m", "scalewise.measure.trial", str(folder)]
+        module = ["-m", "scalewise.measure.memory.trial", str(folder)]
         if self._job.processes == 1:
             return [sys.executable, *module]
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self._job.processes)]

@@ -17,7 +17,7 @@ from scalewise.engine.failures import translated
 from scalewise.engine.placement import available_cores
 from scalewise.engine.pool import Pool, Stop
 from scalewise.errors import Failed, Interrupted, ScalewiseError
-from scalewise.measure.trials import Curve, Trial, follow, stored
+from scalewise.measure.critical.trials import Curve, Trial, follow, stored
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task
 

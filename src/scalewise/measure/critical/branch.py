@@ -18,10 +18,10 @@ import numpy as np
 
 from scalewise import schedules
 from scalewise.errors import TargetMissed, UsageError
-from scalewise.measure.critical import CriticalBatch
-from scalewise.measure.laboratory import Laboratory, Notify, TaskSource, silent
-from scalewise.measure.sweep import training_samples
-from scalewise.measure.trials import Branch, Curve, Trial
+from scalewise.measure.critical.laboratory import Laboratory, Notify, TaskSource, silent
+from scalewise.measure.critical.law import CriticalBatch
+from scalewise.measure.critical.sweep import training_samples
+from scalewise.measure.critical.trials import Branch, Curve, Trial
 from scalewise.recipe import Recipe, fitting_rule
 from scalewise.tasks.task import Task
 

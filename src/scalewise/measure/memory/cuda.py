@@ -7,8 +7,8 @@ import gc
 import torch
 
 from scalewise.engine.shortage import is_shortage
-from scalewise.measure import steps
-from scalewise.measure.jobs import Job, Note
+from scalewise.measure.memory import steps
+from scalewise.measure.memory.jobs import Job, Note
 from scalewise.tasks.task import Task
 
 

@@ -23,11 +23,11 @@ from scalewise.engine.placement import Placement, available_cores, check_process
 from scalewise.engine.samples import open_samples
 from scalewise.engine.team import choose_device
 from scalewise.errors import PlacementError, TooLittleMemory
-from scalewise.measure.budget import show_bytes
-from scalewise.measure.children import Children
-from scalewise.measure.cuda import OnDevice, free_on_device
-from scalewise.measure.fitting import Line, fit_line, largest_fitting
-from scalewise.measure.jobs import Job, Note, Parts
+from scalewise.measure.memory.budget import show_bytes
+from scalewise.measure.memory.children import Children
+from scalewise.measure.memory.cuda import OnDevice, free_on_device
+from scalewise.measure.memory.fitting import Line, fit_line, largest_fitting
+from scalewise.measure.memory.jobs import Job, Note, Parts
 from scalewise.recipe import Recipe, resolve
 from scalewise.tasks.task import Task
 
