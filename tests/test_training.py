@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_evaluation_leaves_the_training_state_untouched():
     task = sw.load_task("digits", ["bn=true", "dropout=0.2"])
     recipe = sw.Recipe(worker_batch=32, steps=90, threads=1, seed=1)
     *_, plain = sw.train(task, recipe, CPU)
-    with_validation = sw.Task(**{**vars(task), "validation": task.test})
+    with_validation = dataclasses.replace(task, validation=task.test)
     *_, evaluated = sw.train(with_validation, recipe, CPU)
     assert evaluated.validation == evaluated.test
     assert plain.weights_sha256 == evaluated.weights_sha256
@@ -140,7 +141,7 @@ def test_a_placement_that_contradicts_itself_is_refused():
 
 def test_a_validation_metric_that_is_not_a_number_is_never_the_best():
     task = models.double_mlp()
-    with_validation = sw.Task(**{**vars(task), "validation": task.test, "metric": "loss", "higher_is_better": False})
+    with_validation = dataclasses.replace(task, validation=task.test, metric="loss", higher_is_better=False)
     with Training(with_validation, sw.Recipe(worker_batch=10, steps=1, threads=1), CPU) as training:
         found = [training._select({"loss": value}) for value in (float("nan"), 2.0, float("nan"), 1.0)]
     assert found == [False, True, False, True]
