@@ -143,7 +143,7 @@ def test_a_placement_that_contradicts_itself_is_refused():
 
 def test_a_validation_metric_that_is_not_a_number_is_never_the_best():
     task = models.double_mlp()
-    with_validation = sw.Task(**{**vars(task), "validation": task.test, "metric": "loss", "higher_is_better": False})
+    with_validation = dataclasses.replace(task, validation=task.test, metric="loss", higher_is_better=False)
     with Training(with_validation, sw.Recipe(worker_batch=10, steps=1, threads=1), CPU) as training:
         found = [training._select({"loss": value}) for value in (float("nan"), 2.0, float("nan"), 1.0)]
     assert found == [False, True, False, True]
