@@ -22,7 +22,6 @@ from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
 from scalewise.errors import Interrupted
 from scalewise.measure.critical.branch import BranchReport, branch
-from scalewise.measure.critical.laboratory import TaskSource
 from scalewise.measure.critical.law import CriticalBatch, Estimated, agreement, from_noise
 from scalewise.measure.critical.sweep import SweepReport, constant_rate, sweep
 from scalewise.records import Step
@@ -89,8 +88,7 @@ class Found:
 
 
 def measure(case: Case, seeds: int, data: Path | None, runs: Path, jobs: int | None, branches: bool) -> Found:
-    source = TaskSource(case.spec, case.settings, data if BUILT_IN[case.spec].source else None)
-    task = load_task(source.spec, source.settings, source.data)
+    task = load_task(case.spec, case.settings, data if BUILT_IN[case.spec].source else None)
     folder = runs / case.name.replace(" ", "-")
     began = time.monotonic()
 
@@ -99,11 +97,11 @@ def measure(case: Case, seeds: int, data: Path | None, runs: Path, jobs: int | N
 
     found = sweep(
         task, task.recipe, folder=folder / "sweep", target=case.target, seeds=seeds, global_batches=case.batches,
-        tuning_seeds=case.tuning_seeds, source=source, jobs=jobs, notify=notify,
+        tuning_seeds=case.tuning_seeds, jobs=jobs, notify=notify,
     )  # fmt: skip
     branched = None
     if branches:
-        branched = branch(task, task.recipe, folder=folder / "branch", source=source, jobs=jobs, notify=notify)
+        branched = branch(task, task.recipe, folder=folder / "branch", jobs=jobs, notify=notify)
     noise = noise_scale(task, found)
     notify("; ".join(agreement(noise, direct) for direct in (found.critical,)))
     recipe = task.recipe

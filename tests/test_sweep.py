@@ -19,7 +19,7 @@ from scalewise.errors import Interrupted, RunFolderError, TargetMissed, UsageErr
 from scalewise.measure.critical import rates
 from scalewise.measure.critical.branch import BranchReport, Plan, branch, largest_harmless, single
 from scalewise.measure.critical.curves import Point, crossing, evaluation_steps
-from scalewise.measure.critical.laboratory import Laboratory, TaskSource
+from scalewise.measure.critical.laboratory import Laboratory
 from scalewise.measure.critical.sweep import at_global_batch, constant_rate, default_ladder, sweep, training_samples
 from scalewise.measure.critical.trials import Trial, follow, stored
 from scalewise.recipe import Recipe
@@ -98,6 +98,7 @@ def swept(tmp_path_factory):
     report = sweep(
         task,
         task.recipe,
+        jobs=1,
         folder=folder,
         target=0.6,
         seeds=1,
@@ -130,7 +131,9 @@ def test_a_repeated_sweep_reads_its_trials(swept, monkeypatch):
     report, folder, _ = swept
     task = sw.load_task("digits")
     monkeypatch.setattr(Training, "records", None)  # nothing is trained
-    again = sweep(task, task.recipe, folder=folder, target=0.6, seeds=1, tuning_seeds=1, global_batches=[8, 16, 24, 32])
+    again = sweep(
+        task, task.recipe, jobs=1, folder=folder, target=0.6, seeds=1, tuning_seeds=1, global_batches=[8, 16, 24, 32]
+    )
     assert again == report
 
 
@@ -139,28 +142,30 @@ def test_a_folder_of_another_recipe_is_refused(swept):
     task = sw.load_task("digits")
     other = task.recipe.replace(momentum=0.5)
     with pytest.raises(RunFolderError, match="use a new folder"):
-        sweep(task, other, folder=folder, target=0.6, seeds=1, global_batches=[8, 16, 24])
+        sweep(task, other, jobs=1, folder=folder, target=0.6, seeds=1, global_batches=[8, 16, 24])
 
 
 def test_a_target_never_reached_says_the_best_loss(tmp_path):
     task = sw.load_task("digits")
     short = task.recipe.replace(epochs=0.5)
     with pytest.raises(TargetMissed, match=r"0\.001 .* best loss of any trial was [0-9.]+") as caught:
-        sweep(task, short, folder=tmp_path, target=0.001, seeds=1, tuning_seeds=1, global_batches=[64, 128, 256])
+        sweep(
+            task, short, jobs=1, folder=tmp_path, target=0.001, seeds=1, tuning_seeds=1, global_batches=[64, 128, 256]
+        )
     assert caught.value.exit_code == 3
 
 
 def test_a_target_above_the_start_is_refused(tmp_path):
     task = sw.load_task("digits")
     with pytest.raises(UsageError, match="must be below the validation loss at the start"):
-        sweep(task, task.recipe, folder=tmp_path, target=5.0)
+        sweep(task, task.recipe, jobs=1, folder=tmp_path, target=5.0)
 
 
 @pytest.mark.parametrize("batches", [[32, 64], [32, 64, 100], [0, 32, 64]])
 def test_a_ladder_that_cannot_be_is_refused(tmp_path, batches):
     task = sw.load_task("digits")
     with pytest.raises(UsageError):
-        sweep(task, task.recipe, folder=tmp_path, global_batches=batches)
+        sweep(task, task.recipe, jobs=1, folder=tmp_path, global_batches=batches)
 
 
 def trial(**changes) -> Trial:
@@ -186,9 +191,9 @@ def test_processes_find_what_one_finds(tmp_path):
     trials = [
         dataclasses.replace(trial(), name=f"t{seed}", recipe=trial().recipe.replace(seed=seed)) for seed in (1, 2)
     ]
-    with Laboratory(task, tmp_path / "here", None, None) as here:
+    with Laboratory(task, tmp_path / "here", 1) as here:
         alone = here.curves(trials)
-    with Laboratory(task, tmp_path / "pool", TaskSource("digits"), 2) as pool:
+    with Laboratory(task, tmp_path / "pool", 2) as pool:
         assert pool.curves(trials) == alone
     assert alone[0] != alone[1]
 
@@ -204,7 +209,7 @@ def test_a_rate_that_diverges_is_a_finding(tmp_path):
 def branched(tmp_path_factory) -> tuple[BranchReport, Plan]:
     task = sw.load_task("digits")
     recipe = task.recipe.replace(epochs=4.0)
-    report = branch(task, recipe, folder=tmp_path_factory.mktemp("branch"), seeds=1)
+    report = branch(task, recipe, jobs=1, folder=tmp_path_factory.mktemp("branch"), seeds=1)
     return report, Plan.of(single(recipe), training_samples(task))
 
 

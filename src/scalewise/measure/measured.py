@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 from scalewise.engine.placement import Placement
@@ -14,7 +14,6 @@ from scalewise.engine.run import RunFolder, RunRecipe
 from scalewise.errors import RunFolderError, TargetMissed
 from scalewise.measure.critical.branch import SEEDS as BRANCH_SEEDS
 from scalewise.measure.critical.branch import BranchReport, branch
-from scalewise.measure.critical.laboratory import TaskSource
 from scalewise.measure.critical.sweep import SEEDS as SWEEP_SEEDS
 from scalewise.measure.critical.sweep import SweepReport, sweep
 from scalewise.measure.measurement import Measurement, Minimum
@@ -93,16 +92,15 @@ def _scale(task: Task, run: RunRecipe, found: Measurement, wanted: Wanted, folde
 
 
 def _verified(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: Notify) -> BranchReport | SweepReport:
-    source = None if task.origin is None else TaskSource(*astuple(task.origin))
     assert wanted.verify is not None
     place, recipe = folder / wanted.verify, run.recipe
     if any(value.field == "threads" for value in run.derived):
         recipe = recipe.replace(threads=1)  # several runs share the machine
     if wanted.verify == "branch":
         seeds = wanted.seeds or BRANCH_SEEDS
-        return branch(task, recipe, folder=place, seeds=seeds, source=source, notify=notify)
+        return branch(task, recipe, folder=place, seeds=seeds, notify=notify)
     seeds = wanted.seeds or SWEEP_SEEDS
-    return sweep(task, recipe, folder=place, target=wanted.target, seeds=seeds, source=source, notify=notify)
+    return sweep(task, recipe, folder=place, target=wanted.target, seeds=seeds, notify=notify)
 
 
 def _of_this_task(found: StoredWeights, run: RunRecipe) -> StoredWeights:

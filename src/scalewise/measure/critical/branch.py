@@ -18,7 +18,7 @@ import numpy as np
 
 from scalewise import schedules
 from scalewise.errors import TargetMissed, UsageError
-from scalewise.measure.critical.laboratory import Laboratory, Notify, TaskSource, silent
+from scalewise.measure.critical.laboratory import Laboratory, Notify, silent
 from scalewise.measure.critical.law import CriticalBatch
 from scalewise.measure.critical.sweep import training_samples
 from scalewise.measure.critical.trials import Branch, Curve, Trial
@@ -92,7 +92,6 @@ def branch(
     *,
     folder: Path,
     seeds: int = SEEDS,
-    source: TaskSource | None = None,
     jobs: int | None = None,
     notify: Notify = silent,
 ) -> BranchReport:
@@ -103,14 +102,13 @@ def branch(
         recipe: its single-worker recipe.
         folder: remembers every run; the same call with the same folder goes on where it was.
         seeds: single-worker runs, each with its branches; losses are their means.
-        source: where other processes load the task from; without it everything is done in this process.
         jobs: runs at the same time, by default one per core.
         notify: told a line now and then.
     """
     if seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {seeds}")
     plan = Plan.of(single(recipe), training_samples(task))
-    with Laboratory(task, folder, source, jobs) as laboratory:
+    with Laboratory(task, folder, jobs) as laboratory:
         notify(f"{seeds} single-worker run{'' if seeds == 1 else 's'}, checkpoints at {len(STAGES)} points")
         _check_learned(laboratory.curves([plan.trunk(seed) for seed in range(seeds)]), recipe)
         stages = []

@@ -19,22 +19,13 @@ from scalewise.engine.pool import Pool, Stop
 from scalewise.errors import Failed, Interrupted, ScalewiseError
 from scalewise.measure.critical.trials import Curve, Trial, follow, stored
 from scalewise.tasks.load import load_task
-from scalewise.tasks.task import Task
+from scalewise.tasks.task import Origin, Task
 
 Notify = Callable[[str], None]
 
 
 def silent(line: str) -> None:
     """Tell nobody."""
-
-
-@dataclass(frozen=True)
-class TaskSource:
-    """Where other processes load a task from: what `load_task` takes."""
-
-    spec: str
-    settings: tuple[str, ...] = ()
-    data: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,7 @@ Message = Done | Broken | Stopped
 class Trying:
     """The work of the processes: each loads the task once."""
 
-    source: TaskSource | None
+    origin: Origin | None
     folder: Path
     tasks: list[Task] = field(default_factory=list)
 
@@ -94,25 +85,25 @@ class Trying:
 
     def _task(self) -> Task:
         if not self.tasks:
-            assert self.source is not None
-            self.tasks.append(load_task(self.source.spec, self.source.settings, self.source.data))
+            assert self.origin is not None
+            self.tasks.append(load_task(self.origin.spec, self.origin.settings, self.origin.data))
         return self.tasks[0]
 
 
 class Laboratory:
     """A folder of trials, and the processes that do them.
 
-    Processes must know where to load the task from: without a `source` trials are done here, one after another.
+    Processes must know where to load the task from: trials of a task without an origin are done here, one by one.
     """
 
-    def __init__(self, task: Task, folder: Path, source: TaskSource | None, jobs: int | None) -> None:
+    def __init__(self, task: Task, folder: Path, jobs: int | None) -> None:
         self._folder = folder / "trials"
         self._folder.mkdir(parents=True, exist_ok=True)
         size = jobs or _slots()
         self._pool: Pool[Trial, Message] | None = None
-        if source is not None and size > 1:
-            self._pool = Pool(size, Trying(source, self._folder))
-        self._here = Trying(source, self._folder, [task])
+        if task.origin is not None and size > 1:
+            self._pool = Pool(size, Trying(task.origin, self._folder))
+        self._here = Trying(task.origin, self._folder, [task])
         self._stop = Stop()
         self._stack = contextlib.ExitStack()
 

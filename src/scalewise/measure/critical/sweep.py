@@ -30,7 +30,7 @@ from scalewise.engine.samples import hold_out, open_samples
 from scalewise.errors import TargetMissed, UsageError
 from scalewise.measure.critical import rates
 from scalewise.measure.critical.curves import evaluation_steps, smoothed
-from scalewise.measure.critical.laboratory import Laboratory, Notify, TaskSource, silent
+from scalewise.measure.critical.laboratory import Laboratory, Notify, silent
 from scalewise.measure.critical.law import CriticalBatch, HeldOut, Law, fit_law, held_out_one_by_one
 from scalewise.measure.critical.rates import Tried
 from scalewise.measure.critical.trials import Curve, Trial
@@ -116,7 +116,6 @@ def sweep(
     seeds: int = SEEDS,
     tuning_seeds: int = TUNING_SEEDS,
     global_batches: Sequence[int] | None = None,
-    source: TaskSource | None = None,
     jobs: int | None = None,
     notify: Notify = silent,
 ) -> SweepReport:
@@ -131,7 +130,6 @@ def sweep(
         seeds: runs at the chosen rate of each global batch.
         tuning_seeds: runs at each of the rates it is chosen from.
         global_batches: which, by default doublings around the worker batch.
-        source: where other processes load the task from; without it everything is done in this process.
         jobs: trials at the same time, by default one per core.
         notify: told a line now and then.
     """
@@ -139,7 +137,7 @@ def sweep(
         raise UsageError(f"seeds and tuning seeds must be at least 1, got {seeds} and {tuning_seeds}")
     ladder = sorted(set(global_batches or default_ladder(task, recipe)))
     _check_ladder(ladder, recipe)
-    with Laboratory(task, folder, source, jobs) as laboratory:
+    with Laboratory(task, folder, jobs) as laboratory:
         climb = _Climb(laboratory, task, constant_rate(recipe), range(tuning_seeds), seeds, notify)
         climb.begin(target)
         for global_batch in ladder:
