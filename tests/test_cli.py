@@ -123,14 +123,19 @@ def test_patience_restores_the_best_weights(scalewise):
         (["dance"], ["dance"]),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line_and_exit_2(scalewise, tmp_path, arguments, words):
-    outcome = scalewise(*arguments)
+def test_mistakes_are_one_line_and_exit_2(scalewise_here, tmp_path, arguments, words):
+    outcome = scalewise_here(*arguments)
     assert outcome.code == 2, outcome.stderr
     assert outcome.stdout == ""
     assert len(outcome.stderr.strip().splitlines()) == 1, outcome.stderr
     for word in words:
         assert word in outcome.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_mistakes_look_alike_in_a_process_of_their_own(scalewise, scalewise_here):
+    mistake = ["train", "digits", "--workers", "0"]
+    assert scalewise(*mistake) == scalewise_here(*mistake)
 
 
 USER_TASK = """

@@ -221,11 +221,11 @@ def test_a_metric_that_is_lower_when_better(scalewise):
         (["mine.py"], ["labels must be 0 to 1", "got 7"]),
     ],
 )
-def test_mistakes_are_one_line_and_exit_2(scalewise, tmp_path, arguments, words):
+def test_mistakes_are_one_line_and_exit_2(scalewise_here, tmp_path, arguments, words):
     write_task(tmp_path)
     text = (tmp_path / "mine.py").read_text().replace("return sw.Task", "y[5] = 7\n    return sw.Task")
     (tmp_path / "mine.py").write_text(text)
-    outcome = scalewise("compare", *arguments, "--jobs", 1, "--quiet")
+    outcome = scalewise_here("compare", *arguments, "--jobs", 1, "--quiet")
     assert outcome.code == 2, outcome.stderr
     assert outcome.stdout == ""
     assert len(outcome.stderr.strip().splitlines()) == 1, outcome.stderr

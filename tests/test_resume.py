@@ -220,10 +220,10 @@ def two_steps(tmp_path_factory) -> Path:
         (["train", "digits", "--out", "run"], ["new or empty folder", "--resume run"]),
     ],
 )
-def test_another_task_or_recipe_is_refused(scalewise, tmp_path, two_steps, arguments, words):
+def test_another_task_or_recipe_is_refused(scalewise_here, tmp_path, two_steps, arguments, words):
     shutil.copytree(two_steps, tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    outcome = scalewise(*arguments)
+    outcome = scalewise_here(*arguments)
     assert outcome.code == 2
     assert len(outcome.stderr.splitlines()) == 1
     for word in words:

@@ -21,6 +21,7 @@ app = App(
     help="Take a PyTorch training run from one worker to many without losing accuracy.",
     version=__version__,
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,
 )
 app.command("scalewise.cli.train:train", name="train", help="Train a task with any number of workers.")
 app.command("scalewise.cli.compare:compare", name="compare", help="Compare the remedies for many workers, over seeds.")

@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -206,8 +208,8 @@ def _measure(task: Task, run: RunRecipe, wanted: Wanted, options: Options, folde
     from scalewise.measure.measured import measured
 
     view = MeasureView(options.quiet)
-    with view.live():
-        measurement = measured(task, run, wanted, folder, view.notify)
+    with view.live(), _heeding_signals(view.notify) as notify:
+        measurement = measured(task, run, wanted, folder, notify)
     text = folders.save_document(folder, {"run": str(folder), **measurement.to_json()})
     view.console.print(screen(measurement, view.console.width))
     view.console.print(f"[dim]folder {folder}[/dim]")
@@ -216,3 +218,29 @@ def _measure(task: Task, run: RunRecipe, wanted: Wanted, options: Options, folde
     if measurement.missed is not None:
         raise TargetMissed(measurement.missed)
     return 0
+
+
+@contextlib.contextmanager
+def _heeding_signals(notify: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """`notify`, which raises a signal again that came where a library catches everything, as imports of torch's do."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        handler = before[signal.Signals(number)]
+        assert callable(handler)
+        handler(number, frame)
+
+    def heed(line: str) -> None:
+        if came:
+            note(came[0], None)
+        notify(line)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield heed
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
