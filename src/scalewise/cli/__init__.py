@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
     if arguments is not None:
         sys.argv[1:] = arguments  # other processes are started with the same words
     try:

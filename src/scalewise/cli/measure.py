@@ -7,10 +7,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from scalewise.engine.run import RunRecipe
     from scalewise.tasks.task import Task
 
-Heeded = Callable[[str], str]
 RecipeFlags = recipe_flags(__name__, without=("target", "patience"))
 
 
@@ -146,11 +143,11 @@ def measure(
             "measure starts its processes itself, got a torchrun job (RANK is set); run it without torchrun"
         )
     request = Request(task, list(set or []), given, None if recipe is None else str(recipe))
-    with contextlib.redirect_stdout(sys.stderr), _heeding_signals() as heeded:  # stdout is for the JSON document
-        return _start(request, wanted, Options(data, out, resume, json, quiet), heeded)
+    with contextlib.redirect_stdout(sys.stderr):  # whatever a task prints: stdout is for the JSON document
+        return _start(request, wanted, Options(data, out, resume, json, quiet))
 
 
-def _start(request: Request, wanted: Wanted, options: Options, heeded: Heeded) -> int:
+def _start(request: Request, wanted: Wanted, options: Options) -> int:
     """Load the task, complete the recipe, and measure in a folder."""
     from scalewise.engine.failures import translated
     from scalewise.engine.run import check_folder
@@ -164,16 +161,14 @@ def _start(request: Request, wanted: Wanted, options: Options, heeded: Heeded) -
     else:
         request = folders.resumed_request(resumed, request)
     try:
-        return _in_folder(request, task, wanted, options, resumed, heeded)
+        return _in_folder(request, task, wanted, options, resumed)
     except ScalewiseError:
         raise
     except Exception as error:
         raise translated(error) from error
 
 
-def _in_folder(
-    request: Request, task: Task, wanted: Wanted, options: Options, resumed: Path | None, heeded: Heeded
-) -> int:
+def _in_folder(request: Request, task: Task, wanted: Wanted, options: Options, resumed: Path | None) -> int:
     """Measure in the folder that is resumed or in a new one; a mistake of the user's leaves no new one behind."""
     from scalewise.engine.run import check_writable, make_folder
 
@@ -183,7 +178,7 @@ def _in_folder(
     folder = resumed or make_folder(options.out, f"measure-{task.name}").path
     try:
         folders.save_request(folder, request)
-        return _measure(task, run, wanted, options, folder, heeded)
+        return _measure(task, run, wanted, options, folder)
     except Interrupted as error:
         number = signal.Signals(error.exit_code - 128)
         words = "stopped the measurement; its runs are saved, go on with the same command and --resume"
@@ -206,14 +201,13 @@ def _complete(request: Request, task: Task, device: DeviceName) -> RunRecipe:
     return RunRecipe(request.task, request.settings, recipe, derived)
 
 
-def _measure(task: Task, run: RunRecipe, wanted: Wanted, options: Options, folder: Path, heeded: Heeded) -> int:
+def _measure(task: Task, run: RunRecipe, wanted: Wanted, options: Options, folder: Path) -> int:
     """Measure everything, then write and draw what came out."""
     from scalewise.measure.measured import measured
 
     view = MeasureView(options.quiet)
     with view.live():
-        measurement = measured(task, run, wanted, folder, lambda line: view.notify(heeded(line)))
-    heeded("")
+        measurement = measured(task, run, wanted, folder, view.notify)
     text = folders.save_document(folder, {"run": str(folder), **measurement.to_json()})
     view.console.print(screen(measurement, view.console.width))
     view.console.print(f"[dim]folder {folder}[/dim]")
@@ -222,32 +216,3 @@ def _measure(task: Task, run: RunRecipe, wanted: Wanted, options: Options, folde
     if measurement.missed is not None:
         raise TargetMissed(measurement.missed)
     return 0
-
-
-@contextlib.contextmanager
-def _heeding_signals() -> Iterator[Heeded]:
-    """A function to call now and then: it raises a signal again that came while somebody else was catching everything.
-
-    Libraries do so while they are imported, and a Ctrl-C is lost there.
-    """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        handler = before[signal.Signals(number)]
-        assert callable(handler)
-        handler(number, frame)
-
-    def heeded(line: str) -> str:
-        if came:
-            note(came[0], None)
-        return line
-
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield heeded
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
