@@ -96,7 +96,7 @@ def to_markdown(found: list[Checked], under: Conditions) -> str:
         "The budget is what all processes hold of their own together, Python, torch and data included; each gets an",
         "equal share. Peaks are those of one process above its baseline, what it holds before training. After the",
         f"search the reported worker batch and twice as many are tried again in new processes ({under.rounds} times).",
-        "Trials run with MALLOC_MMAP_THRESHOLD_=131072, as training at that size has to.",
+        "Trials give freed memory back, as training does that has no room to keep it.",
         "",
         "| task, budget | largest | next that does not fit | baseline | predicted peak | measured peak, median (range) "
         "| predicted ÷ measured | runs again | twice runs | search, s |",

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from scalewise.engine.memory import LARGE_BLOCK
 from scalewise.engine.placement import Placement
 from scalewise.engine.shortage import tells_of_shortage
 from scalewise.errors import Failed, ProcessFailed, TaskError
@@ -27,9 +28,8 @@ JOB_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|SCALEWISE_(OUTCOME|LAUNCHER)|RANK$|WORLD_SIZE$)"
 )
 
-
 # Large blocks go back to the system when they are freed, as in training that has no room to keep them.
-RETURNS_FREED = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+RETURNS_FREED = {"MALLOC_MMAP_THRESHOLD_": str(LARGE_BLOCK)}
 
 
 class Children:
