@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import platform
 import resource
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -167,6 +170,25 @@ def test_growing_batches_are_a_plain_loop_over_larger_ones():
         loss.backward()
         optimizer.step()
     assert [cuts.parts(step) for step in (0, 19, 20, 25)] == [1, 1, 2, 4]
+
+
+FREED = """
+import torch
+from scalewise.engine.memory import held, keep_freed_memory, return_freed_memory
+
+before = held().own
+keep_freed_memory()
+torch.ones(16 << 20)  # 64 MiB, freed at once
+print(held().own - before > 48 << 20)
+return_freed_memory()
+print(held().own - before > 48 << 20)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc alone can be told")
+def test_freed_memory_is_kept_or_given_back():
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["True", "False"], done.stderr
 
 
 def test_freed_memory_is_kept_only_where_there_is_room_for_as_much_again(monkeypatch):

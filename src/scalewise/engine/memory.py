@@ -17,17 +17,22 @@ from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # as malloc.h has them
 LARGEST = 2**31 - 1
-LARGE_BLOCK = 128 << 10  # bytes: glibc's own first idea of it
+LARGE_BLOCK, MOST_BLOCKS = 128 << 10, 1 << 16  # bytes, and how many at a time: glibc's own first ideas of it
 CHOSEN_BY_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
 STATUS = Path("/proc/self/status")
 
 
 def return_freed_memory() -> None:
-    """Have glibc give large blocks back to the system as soon as they are freed.
+    """Have glibc give large blocks back to the system as soon as they are freed, and now what it has kept so far.
 
     Nothing is done when the user has set one of malloc's own variables.
     """
-    _set(M_MMAP_THRESHOLD, LARGE_BLOCK)
+    library = _malloc()
+    if library is not None:
+        library.mallopt(M_MMAP_MAX, MOST_BLOCKS)
+        library.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        library.mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK)
+        library.malloc_trim(0)
 
 
 def keep_freed_memory() -> None:
@@ -36,13 +41,16 @@ def keep_freed_memory() -> None:
     Otherwise a step gets its activations anew, page by page, zeroed by the kernel: a fifth to a third of a step at 512
     images of 28×28 (docs/log.md). Nothing is done when the user has set one of malloc's own variables.
     """
-    _set(M_MMAP_MAX, 0)
-    _set(M_TRIM_THRESHOLD, LARGEST)
+    library = _malloc()
+    if library is not None:
+        library.mallopt(M_MMAP_MAX, 0)
+        library.mallopt(M_TRIM_THRESHOLD, LARGEST)
 
 
-def _set(parameter: int, value: int) -> None:
-    if platform.libc_ver()[0] == "glibc" and not any(name in os.environ for name in CHOSEN_BY_THE_USER):
-        ctypes.CDLL(None).mallopt(parameter, value)
+def _malloc() -> ctypes.CDLL | None:
+    """The C library, if it is glibc and its settings are left to us."""
+    ours = platform.libc_ver()[0] == "glibc" and not any(name in os.environ for name in CHOSEN_BY_THE_USER)
+    return ctypes.CDLL(None) if ours else None
 
 
 def has_room_to_keep(processes: int) -> bool:
