@@ -6,11 +6,15 @@ ScalewiseError              1  it ran and failed
 │   ├── TaskError              a task that cannot be loaded or trained
 │   ├── DataError              data that are missing, damaged or out of range
 │   ├── PlacementError         processes or devices that do not fit the recipe
-│   └── RunFolderError         a run folder that is in use, missing, or of another run
+│   ├── RunFolderError         a run folder that is in use, missing, or of another run
+│   └── MissingExtra           a library that an extra of scalewise installs
 ├── NonFiniteLoss           1  the loss became infinite or not a number
+│   └── NonFiniteGradient      the loss did not, its gradient did
 ├── NonFiniteData           1  a sample holds an infinite number or none
 ├── UserCodeError           1  the task's own code raised
 ├── CheckpointError         1  a checkpoint or record could not be read or written
+│   └── DamagedCheckpoint      it is not what was written; an older one may be
+├── ReplicasDiffer          1  processes that must hold the same weights do not
 ├── ProcessFailed           1  one of the processes died
 ├── TooLittleMemory         1  the memory does not hold one sample's training
 ├── LostContact             1  another process stopped answering
@@ -20,6 +24,8 @@ ScalewiseError              1  it ran and failed
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 
 class ScalewiseError(Exception):
@@ -54,8 +60,30 @@ class RunFolderError(UsageError):
     """A run folder that is in use, missing, or of another run."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where in a training something went wrong: the step, counted from 1, and what of the rest is known."""
+
+    step: int
+    worker: int | None = None
+    parameter: str | None = None
+    samples: tuple[int, ...] = ()
+
+
+class MissingExtra(UsageError, ImportError):
+    """A library is not installed; the message holds the command that installs it."""
+
+
 class NonFiniteLoss(ScalewiseError):
     """The loss became infinite or not a number."""
+
+    def __init__(self, message: str, place: Place | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+class NonFiniteGradient(NonFiniteLoss):
+    """A gradient became infinite or not a number, of a loss that did not."""
 
 
 class NonFiniteData(ScalewiseError):
@@ -68,6 +96,14 @@ class UserCodeError(ScalewiseError):
 
 class CheckpointError(ScalewiseError):
     """A checkpoint or record could not be read or written."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint that is not what was written."""
+
+
+class ReplicasDiffer(ScalewiseError):
+    """Processes that must hold the same weights do not."""
 
 
 class ProcessFailed(ScalewiseError):

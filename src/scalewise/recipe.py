@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from scalewise.documents import parse_json, read_bytes
 from scalewise.errors import RecipeError
 
 OptimizerName = Literal["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb", "muon"]
@@ -173,21 +174,25 @@ class Recipe(BaseModel):
     def load(cls, path: Path) -> Recipe:
         """Read what `save` wrote, or what a person wrote by hand."""
         try:
-            text = path.read_text()
+            content = read_bytes(path)
+            text = content.decode()
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"recipe file {path} must be readable text: {error}; check the path") from None
         try:
-            fields = json.loads(text)
+            fields = parse_json(content)
         except json.JSONDecodeError as error:
             raise RecipeError(
                 f"recipe file {path} must be JSON, line {error.lineno}: {error.msg}; correct that line"
             ) from None
+        except ValueError as error:
+            raise RecipeError(f"recipe file {path} must be JSON: {error}; correct it") from None
+        fields = fields.get("recipe", fields) if isinstance(fields, dict) else fields  # as in a run's recipe.json
         if not isinstance(fields, dict):
             raise RecipeError(
                 f"recipe file {path} must hold a JSON object of recipe fields, got {type(fields).__name__}"
             )
         try:
-            return cls(**fields.get("recipe", fields))  # a run's recipe.json holds the recipe under that name
+            return cls(**fields)
         except RecipeError as error:
             raise RecipeError(f"{path}{_line_of(str(error), text)}: {error}") from None
 
@@ -218,7 +223,7 @@ class Derived:
     """A recipe value that nobody gave, and why it is what it is."""
 
     field: str
-    value: float | int | str
+    value: float | int | str | bool
     reason: str
 
     def to_json(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import sys
@@ -16,6 +17,16 @@ from cyclopts.exceptions import CycloptsError
 from scalewise import __version__
 from scalewise.errors import ScalewiseError
 
+# The first line is for the list of commands, all of it for the command's own help.
+PROFILE = (
+    "Where does a step's time go?\n\n"
+    "Trains some steps and cuts each into 15 phases, layer by layer, on one process or several. A phase has worked "
+    "while its own code ran, whatever that did with the time: the data set's __getitem__ in read, a layer's forward in "
+    "forward. It has waited while somebody else had to be done first: loader processes in queue, other processes in "
+    "communication. Worked and waited seconds add up to the step. What loader processes do is counted under their "
+    "phases too, as beside the step, and is not part of that sum."
+)
+
 app = App(
     name="scalewise",
     help="Take a PyTorch training run from one worker to many without losing accuracy.",
@@ -23,16 +34,39 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
 )
+bench = App(name="bench", help="How fast are the devices, the links and the scaling here?", help_format="plaintext")
+bench.command("scalewise.cli.bench:devices", name="devices", help="Operations and a training on every device here.")
+bench.command("scalewise.cli.bench:collectives", name="collectives", help="How fast processes exchange data.")
+bench.command("scalewise.cli.bench:scaling", name="scaling", help="How a training speeds up on more processes.")
+bench.command(
+    "scalewise.cli.bench_parallelism:parallelism", name="parallelism", help="What each kind of parallelism costs."
+)
+
 app.command("scalewise.cli.train:train", name="train", help="Train a task with any number of workers.")
 app.command("scalewise.cli.compare:compare", name="compare", help="Compare the remedies for many workers, over seeds.")
 app.command("scalewise.cli.measure:measure", name="measure", help="How far can this model scale?")
+app.command("scalewise.cli.plan:plan", name="plan", help="How many workers, in which time, for how much?")
+app.command(
+    "scalewise.cli.forecast:forecast", name="forecast", help="How much data, or how large a model, for a target?"
+)
+app.command("scalewise.cli.profile:profile", name="profile", help=PROFILE)
 app.command("scalewise.cli.doctor:doctor", name="doctor", help="Why did a run lose accuracy?")
+app.command("scalewise.cli.replay:replay", name="replay", help="Compute one step of a run again, bit for bit.")
+app.command("scalewise.cli.bisect:bisect", name="bisect", help="Where do two runs differ first, and why?")
+app.command(bench)
+app.command("scalewise.cli.report:report", name="report", help="One self-contained page of one or several runs.")
+app.command("scalewise.cli.serve:serve", name="serve", help="Show the runs in a folder in a browser, live.")
 app.command("scalewise.cli.tasks:tasks", name="tasks", help="What is built in, and where its data is.")
 
+
+app.register_install_completion_command(
+    help="Install completion for bash, zsh or fish; it takes effect in a new shell."
+)
 
 # How long a computing thread waits for its siblings before it sleeps, read when torch is loaded. The default, about a
 # millisecond, costs a whole time slice whenever loaders or other programs keep a core busy: docs/log.md has figures.
 SPINS = "2000"
+HELP = frozenset({"--help", "-h"})
 
 
 class Terminated(BaseException):
@@ -42,6 +76,7 @@ class Terminated(BaseException):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    os.environ.setdefault("KERAS_BACKEND", "torch")  # the only one that a task can use
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
     if arguments is not None:
@@ -55,9 +90,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _finish(code, message)
 
 
+def _show_examples(arguments: Sequence[str]) -> None:
+    """Let the help of a command begin with all that its docstring says, examples too.
+
+    The list of commands has one line of each, so that it imports none of them.
+    """
+    command = app.parse_commands([word for word in arguments if word not in HELP])[1][-1]
+    if command.default_command is not None and command not in (app, bench):
+        words = (inspect.getdoc(command.default_command) or "").partition("\nParameters\n")[0]
+        command.help = f"{command.help}\n\n{words.partition(chr(10))[2].strip()}"
+
+
 def _outcome(arguments: Sequence[str] | None) -> tuple[int, str]:
     """The exit code of a command and what to say about it."""
     try:
+        words = sys.argv[1:] if arguments is None else arguments
+        if not HELP.isdisjoint(words):
+            _show_examples(words)
         return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0, ""
     except CycloptsError as error:
         return 2, " ".join(str(error).split()).rstrip(".") + "; see --help"
@@ -77,7 +126,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 def _finish(code: int, message: str) -> NoReturn:
     if "RANK" in os.environ:
-        from scalewise.engine.launch import leave_outcome
+        from scalewise.engine.outcomes import leave_outcome
 
         if leave_outcome(code, message):  # the launching process speaks
             sys.exit(0 if code == 3 else code)

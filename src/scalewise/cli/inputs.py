@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
+from rich.console import Console
 
 from scalewise.cli import views
-from scalewise.engine.placement import DeviceName
+from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.errors import RunFolderError
-from scalewise.recipe import Recipe
+from scalewise.recipe import Derived, Recipe, resolve
+
+if TYPE_CHECKING:
+    from scalewise.engine.run import RunRecipe
+    from scalewise.tasks.task import Task
 
 RECIPE = Group("Recipe (how it is learned; part of the result)", sort_key=1)
 PLACEMENT = Group("Placement (where it runs; never changes an exact result)", sort_key=2)
@@ -72,7 +78,38 @@ def resumed_folder(resume: str | None, out: Path | None, name: str, file: str) -
     return out if (out / file).is_file() else None
 
 
+def single_recipe(base: Recipe, given: dict[str, Any], device: DeviceName) -> tuple[Recipe, list[Derived]]:
+    """One worker's recipe, trained to the end of its budget, and what was derived for it."""
+    recipe, derived = resolve(base, given, "auto", available_cores())
+    if recipe.compile and not compiles(device):
+        recipe = recipe.replace(compile=False)
+    return recipe.replace(workers=1, patience=None, target=None), derived
+
+
+def leave_page(folder: Path, console: Console) -> None:
+    """Write report.html into the folder of a run that has ended; that this failed is said, and nothing more."""
+    from scalewise.report.page import leave
+
+    problem = leave(folder)
+    if problem:
+        console.print(problem, style="yellow", markup=False)
+
+
 def compiles(device: DeviceName) -> bool:
     """Whether torch.compile finds what it needs."""
     names = (os.environ.get("CXX", "c++"), "g++", "clang++")
     return device == "cuda" or any(shutil.which(name) for name in names)
+
+
+def stored_task(run: RunRecipe, spec: str | None, data: Path | None) -> Task:
+    """The task of a stored run; code that is not built in only if `spec` names it: a folder may come from anywhere."""
+    from scalewise.tasks import BUILT_IN
+    from scalewise.tasks.load import load_task
+
+    if run.task not in BUILT_IN and spec is None:
+        raise RunFolderError(
+            f"the run's task is code of its own, {run.task}; if you trust it, say --task {shlex.quote(run.task)}"
+        )
+    if spec is not None and os.path.normpath(spec) != os.path.normpath(run.task):
+        raise RunFolderError(f"the run is one of task {run.task}, got --task {spec}; name its own")
+    return load_task(run.task, run.settings, data)

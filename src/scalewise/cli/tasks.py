@@ -12,6 +12,9 @@ from scalewise.tasks import BUILT_IN
 def tasks(*, data: Path | None = None, json: bool = False, quiet: bool = False) -> int:
     """What is built in, and where its data is.
 
+    scalewise tasks
+    scalewise tasks --data ~/data --json
+
     Parameters
     ----------
     data: Path | None

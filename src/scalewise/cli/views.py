@@ -43,6 +43,16 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def blocks(cells: float) -> str:
+    """A bar of so many characters, exact to an eighth of one.
+
+    >>> blocks(2.5)
+    '██▌'
+    """
+    eighths = round(cells * 8)
+    return "█" * (eighths // 8) + (" ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else "")
+
+
 def seconds(value: float) -> str:
     """A duration.
 
@@ -107,7 +117,7 @@ def result_table(result: Result, input_share: float = 0.0) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     spread = f"{result.workers} × {result.worker_batch} = global batch {result.global_batch}"
-    place = f"{_count(result.processes, 'process', 'es')}, {_count(result.threads, 'thread')} each"
+    place = f"{count(result.processes, 'process', 'es')}, {count(result.threads, 'thread')} each"
     table.add_row("task", escape(result.task))
     table.add_row("workers", f"{spread}, on {place}")
     table.add_row("optimizer", f"{result.optimizer}, peak LR {number(result.lr['peak'])}")
@@ -119,7 +129,8 @@ def result_table(result: Result, input_share: float = 0.0) -> Table:
         table.add_row("validation", metrics(result.validation))
     table.add_row("test", f"[bold green]{metrics(result.test)}[/bold green]")
     table.add_row("noise scale", noise_line(result.noise_scale))
-    exactness = "exact: the same on any number of processes" if result.exact else "not exact: --reduce allreduce"
+    exactness = "exact: the same" if result.exact else "not exact: close, not the same"
+    exactness += " on any number of processes"
     table.add_row("weights", f"sha256 {result.weights_sha256[:16]}…  [dim]{exactness}[/dim]")
     if result.run is not None:
         table.add_row("run", escape(result.run))
@@ -138,7 +149,12 @@ def noise_line(estimate: Mapping[str, float | bool | None] | None) -> str:
     return f"{number(float(estimate['value']))} samples (95 %: {low} to {high}){verdict}"
 
 
-def _count(value: int, word: str, plural: str = "s") -> str:
+def count(value: int, word: str, plural: str = "s") -> str:
+    """How many there are of something.
+
+    >>> count(1, "process", "es"), count(3, "worker")
+    ('1 process', '3 workers')
+    """
     return f"{value} {word}{'' if value == 1 else plural}"
 
 

@@ -1,78 +1,150 @@
 """Checkpoints: safetensors shards and a JSON index, by tensor name. Nothing is pickled.
 
     checkpoints/step-120/
-        index.json                 progress, and for every tensor its shape and where its pieces are
+        index.json                 progress, recipe, and for every tensor its shape and where its pieces are
         shard-0.safetensors        what process 0 held: parameters, buffers, optimizer state
         shard-1.safetensors        with a sharded optimizer: what process 1 held of its state
 
 A checkpoint is written into a temporary folder, synced, and renamed, so it is there as a whole or not at all. The
-index holds each shard's SHA-256; it is checked before anything is loaded.
+index holds the size and SHA-256 of each shard, and its own; they are checked before anything is loaded. Which one is
+newest is said by the steps in their names, not by clocks.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import errno
+import gc
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from scalewise.engine.loop import Training
-from scalewise.engine.pace import Progress
+from scalewise.engine.shards import INDEX_FILE, Entry, File, Index, Piece, Shards, described, key, verified_index
 from scalewise.engine.team import Team
 from scalewise.engine.update import StateEntry
-from scalewise.errors import CheckpointError
+from scalewise.errors import CheckpointError, DamagedCheckpoint
+from scalewise.recipe import Recipe, differing_fields
+from scalewise.records import names_aside
 
-FORMAT = 1
-Index = dict[str, Any]
-
-
-def save(training: Training, folder: Path) -> Path:
-    """Write the training state of all processes; every process calls it at the same step."""
-    try:
-        return _save(training, folder)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"a checkpoint could not be written into {folder}: {error}; free disk space and resume"
-        ) from None
+STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SYSTEM_ERROR = re.compile(r"os error (\d+)")  # how safetensors passes the system's error on
+T = TypeVar("T")
 
 
-def _save(training: Training, folder: Path) -> Path:
+class StorageFull(CheckpointError):
+    """There was no room for a checkpoint; the older ones are as they were."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What one process has written, or why it could not."""
+
+    files: dict[str, File]
+    tensors: dict[str, Entry]
+    problem: str | None = None
+    full: bool = False
+
+
+def save(training: Training, folder: Path, problem: OSError | None = None) -> Path:
+    """Write the training state of all processes; every process calls it at the same step, and fails if one does.
+
+    Arguments:
+        training: its state is written.
+        folder: of all its checkpoints.
+        problem: why this process cannot write one, if it knows already.
+    """
     team, progress = training.team, training.progress
     final = folder / f"step-{progress.step}"
     temporary = folder / f".step-{progress.step}.tmp"
-    if team.leads:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+    prepared = _attempt(lambda: _make(temporary, problem)) if team.leads else _Written({}, {})
     team.barrier()
     entries = training.strategy.state()
-    if team.leads:
-        entries += _tensors("model", training.strategy.model.tensors()) + _tensors("best", training.best)
-    pieces = _gather(_write_shard(temporary, team.rank, entries), team)
-    if team.leads:
-        index = {
-            "format": FORMAT,
-            "progress": asdict(progress),
-            "noise": training.noise.state(),
-            "files": {name: digest for shard in pieces for name, digest in shard["files"].items()},
-            "tensors": _merged(pieces),
-        }
-        _check_complete(temporary, index)
-        _write_synced(temporary / "index.json", json.dumps(index).encode())
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.replace(final)
-        _sync_folder(folder)
-    team.barrier()
+    with training.strategy.whole() as model:
+        if team.leads:
+            entries += _tensors("model", model.tensors()) + _tensors("best", training.best)
+        mine = prepared if prepared.problem else _attempt(lambda: _write_shard(temporary, team.rank, entries))
+        parts = _gather(mine, team)
+    published = _Written({}, {})
+    if team.leads and not any(part.problem for part in parts):
+        index = Index(progress, training.noise.state(), training.recipe.model_dump(), *_merged(parts))
+        published = _attempt(lambda: _publish(temporary, final, index))
+    outcomes = [*parts, *_gather(published, team)]
+    if any(outcome.problem for outcome in outcomes):
+        if team.leads:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise _failure(folder, outcomes)
     return final
+
+
+def _attempt(write: Callable[[], _Written | None]) -> _Written:
+    """Write something, or say why that cannot be."""
+    try:
+        return write() or _Written({}, {})
+    except (OSError, SafetensorError, CheckpointError) as error:
+        number = getattr(error, "errno", None)
+        hidden = _SYSTEM_ERROR.search(str(error))
+        number = int(hidden[1]) if number is None and hidden else number
+        return _Written({}, {}, str(error), number in STORAGE_FULL)
+
+
+def _failure(folder: Path, outcomes: list[_Written]) -> CheckpointError:
+    first = next(outcome for outcome in outcomes if outcome.problem)
+    kind = StorageFull if first.full else CheckpointError
+    advice = "free disk space and resume" if first.full else "make that possible and resume"
+    return kind(f"a checkpoint could not be written into {folder}: {first.problem}; {advice}")
+
+
+def _make(temporary: Path, problem: OSError | None) -> None:
+    if problem is not None:
+        raise problem
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+
+
+def _publish(temporary: Path, final: Path, index: Index) -> None:
+    """Give a complete checkpoint its name; one of that step that is there already and good stays."""
+    _check_complete(temporary, index)
+    _write_synced(temporary / INDEX_FILE, index.to_json().encode())
+    if final.exists():
+        try:
+            verified_index(final)
+        except DamagedCheckpoint:
+            _set_aside(final)
+        else:
+            shutil.rmtree(temporary)
+            return
+    temporary.replace(final)
+    _sync_folder(final.parent)
+
+
+def save_alone(training: Training, state: list[StateEntry], folder: Path, records: list[str]) -> None:
+    """Write the training state from this process by itself, unless it is there already.
+
+    Arguments:
+        training, folder: whose state, and where checkpoints are.
+        state: the whole state of the optimizer.
+        records: the newest lines of metrics.jsonl, which may be missing there.
+    """
+    final = folder / f"step-{training.progress.step}"
+    temporary = folder / f".{final.name}.process-{training.team.rank}.tmp"
+    _make(temporary, None)
+    tensors = _tensors("model", training.strategy.model.tensors()) + _tensors("best", training.best)
+    written = _write_shard(temporary, training.team.rank, state + tensors)
+    recipe = training.recipe.model_dump()
+    index = Index(training.progress, training.noise.state(), recipe, *_merged([written]), records)
+    try:
+        _publish(temporary, final, index)
+    except OSError:  # another survivor was faster, with the same state
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _tensors(prefix: str, tensors: dict[str, Tensor]) -> list[StateEntry]:
@@ -83,43 +155,42 @@ def _tensors(prefix: str, tensors: dict[str, Tensor]) -> list[StateEntry]:
     ]
 
 
-def _write_shard(folder: Path, rank: int, entries: list[StateEntry]) -> Index:
+def _write_shard(folder: Path, rank: int, entries: list[StateEntry]) -> _Written:
     """Write what this process has; returns its part of the index."""
     if not entries:
-        return {"files": {}, "tensors": {}}
+        return _Written({}, {})
     file = f"shard-{rank}.safetensors"
-    keys = [f"{entry.name}@{entry.start}" for entry in entries]
-    data = {key: entry.tensor.detach().cpu().contiguous().clone() for key, entry in zip(keys, entries, strict=True)}
-    save_file(data, folder / file)
-    _sync_file(folder / file)
-    tensors = {
-        entry.name: {
-            "shape": list(entry.shape),
-            "pieces": [{"file": file, "key": key, "start": entry.start, "stop": entry.start + entry.tensor.numel()}],
-        }
-        for key, entry in zip(keys, entries, strict=True)
-    }
-    return {"files": {file: _sha256(folder / file)}, "tensors": tensors}
+    keys = [key(entry.name, entry.start) for entry in entries]
+    data = {name: entry.tensor.detach().cpu().contiguous().clone() for name, entry in zip(keys, entries, strict=True)}
+    write_tensors(data, folder / file)
+    tensors: dict[str, Entry] = {}
+    for name, entry in zip(keys, entries, strict=True):
+        piece = Piece(file, name, entry.start, entry.start + entry.tensor.numel())
+        tensors.setdefault(entry.name, Entry([*entry.shape], [])).pieces.append(piece)
+    return _Written({file: described(folder / file)}, tensors)
 
 
-def _gather(part: Index, team: Team) -> list[Index]:
+def _gather(part: T, team: Team) -> list[T]:
+    """Every process's part; pickled, between processes of one job only."""
     if team.size == 1:
         return [part]
-    parts: list[Index] = [{}] * team.size
+    parts = [part] * team.size
     dist.all_gather_object(parts, part)
     return parts
 
 
-def _merged(parts: list[Index]) -> dict[str, Any]:
-    tensors: dict[str, Any] = {}
+def _merged(parts: list[_Written]) -> tuple[dict[str, File], dict[str, Entry]]:
+    files: dict[str, File] = {}
+    tensors: dict[str, Entry] = {}
     for part in parts:
-        for name, entry in part["tensors"].items():
-            tensors.setdefault(name, {"shape": entry["shape"], "pieces": []})["pieces"] += entry["pieces"]
-    return tensors
+        files |= part.files
+        for name, entry in part.tensors.items():
+            tensors.setdefault(name, Entry(entry.shape, [])).pieces.extend(entry.pieces)
+    return files, tensors
 
 
 def _check_complete(folder: Path, index: Index) -> None:
-    missing = [name for name in index["files"] if not (folder / name).exists()]
+    missing = [name for name in index.files if not (folder / name).exists()]
     if missing:
         raise CheckpointError(
             f"all processes must write into one folder, but {', '.join(missing)} did not appear in {folder}; with "
@@ -129,15 +200,21 @@ def _check_complete(folder: Path, index: Index) -> None:
 
 def stored(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first."""
-    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{1,18}", path.name, re.ASCII)]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what processes were writing when they died."""
+    for path in folder.glob(".step-*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def prune(folder: Path, keep: int, best_step: int | None) -> None:
     """Remove all but the newest `keep` and the best one."""
     for path in stored(folder)[keep:]:
         if path.name != f"step-{best_step}":
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # what cannot be removed is tried again
 
 
 def load_newest(training: Training, folder: Path) -> list[str]:
@@ -146,127 +223,121 @@ def load_newest(training: Training, folder: Path) -> list[str]:
     Bad ones are set aside under another name, never deleted. None at all leaves the training at step 0; if there are
     some but none is good, that is an error.
     """
-    chosen: list[Any] = [None, []]
-    if training.team.leads:
-        chosen = [*_choose(folder)]
-    if training.team.size > 1:
-        dist.broadcast_object_list(chosen, 0)
-    name, problems = chosen
-    if name is not None:
-        load(training, folder / name)
-    elif problems:
+    names = _agreed([path.name for path in stored(folder)] if training.team.leads else [], training.team)
+    problems: list[str] = []
+    for name in names:
+        problem = _try(training, folder / name)
+        if problem is None:
+            if training.team.leads:
+                for bad in names[: len(problems)]:
+                    _set_aside(folder / bad)
+            return problems
+        problems.append(problem)
+    if problems:
         raise CheckpointError(f"none of the checkpoints can be used ({problems[0]}); restore one, or start anew")
-    return list(problems)
+    return []
 
 
-def _choose(folder: Path) -> tuple[str | None, list[str]]:
-    """The newest checkpoint whose hashes are right, and what is wrong with the newer ones."""
-    problems = []
-    bad = []
-    for path in stored(folder):
-        try:
-            _verified_index(path)
-        except CheckpointError as error:
-            problems.append(str(error))
-            bad.append(path)
-        else:
-            for other in bad:
-                _set_aside(other)
-            return path.name, problems
-    return None, problems
+def _agreed(names: list[str], team: Team) -> list[str]:
+    """What the first process says."""
+    box = [names]
+    if team.size > 1:
+        dist.broadcast_object_list(box, 0)
+    return box[0]
+
+
+def _try(training: Training, path: Path) -> str | None:
+    """Load a checkpoint on every process, or say why one of them could not, for it may vanish at any moment."""
+    problem: CheckpointError | None = None
+    try:
+        load(training, path, same_recipe=True)
+    except CheckpointError as error:
+        problem = error
+    found = [other for other in _gather(problem, training.team) if other is not None]
+    wrong = [other for other in found if not isinstance(other, DamagedCheckpoint)]
+    if wrong:
+        raise wrong[0]
+    return str(found[0]) if found else None
 
 
 def _set_aside(path: Path) -> None:
-    names = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
-    path.rename(next(name for name in names if not name.exists()))
-
-
-def load(training: Training, path: Path) -> None:
-    """Restore one checkpoint into a training that was built from the same task and recipe, on any processes."""
-    index = _verified_index(path)
     try:
-        known = {field.name for field in fields(Progress)}
-        progress = Progress(**{name: value for name, value in index["progress"].items() if name in known})
-        with _Shards(path, index) as shards:
-            model = training.strategy.model
-            tensors = {name: shards.whole(f"model.{name}") for name in model.tensors()}
-            for name, tensor in model.tensors().items():
-                if tensor.shape != tensors[name].shape:
-                    raise ValueError(f"{name} has shape {list(tensor.shape)}, stored is {list(tensors[name].shape)}")
-            best = [name.removeprefix("best.") for name in index["tensors"] if name.startswith("best.")]
-            best_tensors = {name: shards.whole(f"best.{name}").to(training.team.device) for name in best}
-            training.strategy.load_state(index["tensors"], shards.read)
-        training.noise.restore(index["noise"])
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"checkpoint {path} does not fit this model: {error}; resume the run it belongs to"
-        ) from None
-    model.load(tensors)
+        path.rename(next(name for name in names_aside(path) if not name.exists()))
+    except FileNotFoundError:
+        return  # somebody has removed it
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path} is damaged and must be set aside: {error}; move it away") from None
+
+
+def load(training: Training, path: Path, same_recipe: bool = False) -> None:
+    """Restore one checkpoint into a training of the same task and model, on any processes.
+
+    Arguments:
+        training: to restore into.
+        path: of the checkpoint.
+        same_recipe: whether one that was trained by another recipe is to be refused.
+    """
+    index = verified_index(path)
+    if path.name != f"step-{index.progress.step}":
+        raise DamagedCheckpoint(f"checkpoint {path} is damaged: it was written after step {index.progress.step}")
+    if same_recipe:
+        _check_recipe(path, index, training.recipe)
+    with Shards(path, index) as shards:
+        tensors = {name: shards.whole(f"model.{name}") for name in _fitting(path, index, training)}
+        for name, tensor in training.strategy.model.tensors().items():
+            if tensor.dtype != tensors[name].dtype:
+                raise _misfit(path, f"{name} is of {tensor.dtype}, stored is {tensors[name].dtype}")
+        best = [name.removeprefix("best.") for name in index.tensors if name.startswith("best.")]
+        best_tensors = {name: shards.whole(f"best.{name}").to(training.team.device) for name in best}
+        try:
+            training.strategy.load_state(index.tensors, shards.read)
+            training.noise.restore(index.noise)
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise _misfit(path, str(error)) from None
+    training.strategy.load(tensors)
     training.best = best_tensors
-    training.restore(progress)
+    training.restore(index.progress)
+
+
+def _fitting(path: Path, index: Index, training: Training) -> list[str]:
+    """The names of the model's tensors, which are all stored, in their shapes, and no others."""
+    expected = {name: [*tensor.shape] for name, tensor in training.strategy.model.tensors().items()}
+    for prefix in ("model.", "best."):
+        found = {
+            name.removeprefix(prefix): entry.shape for name, entry in index.tensors.items() if name.startswith(prefix)
+        }
+        if not found and prefix == "best.":
+            continue
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                shapes = [shape or "missing" for shape in (expected.get(name), found.get(name))]
+                raise _misfit(path, f"{name} has shape {shapes[0]}, stored is {shapes[1]}")
+    return [*expected]
+
+
+def _misfit(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"checkpoint {path} does not fit this model: {reason}; resume the run it belongs to")
+
+
+def _check_recipe(path: Path, index: Index, recipe: Recipe) -> None:
+    """Refuse a checkpoint of another recipe: one of the two was changed since."""
+    try:
+        trained_by = Recipe(**index.recipe)
+    except (TypeError, ValueError) as error:
+        raise DamagedCheckpoint(f"checkpoint {path} is damaged: its recipe: {error}") from None
+    for name in differing_fields(trained_by, recipe):
+        raise DamagedCheckpoint(
+            f"checkpoint {path} was trained with {name}={getattr(trained_by, name)}, the run's recipe says "
+            f"{getattr(recipe, name)}"
+        )
 
 
 def model_tensors(path: Path) -> dict[str, Tensor]:
     """The parameters and buffers of a checkpoint, without a training to load them into."""
-    index = _verified_index(path)
-    with _Shards(path, index) as shards:
-        names = [name for name in index["tensors"] if name.startswith("model.")]
+    index = verified_index(path)
+    with Shards(path, index) as shards:
+        names = [name for name in index.tensors if name.startswith("model.")]
         return {name.removeprefix("model."): shards.whole(name) for name in names}
-
-
-def _verified_index(path: Path) -> Index:
-    try:
-        index = json.loads((path / "index.json").read_bytes())
-        if index["format"] != FORMAT:
-            raise CheckpointError(f"checkpoint {path} has format {index['format']}, this version reads {FORMAT}")
-        for name, expected in index["files"].items():
-            if Path(name).name != name or _sha256(path / name) != expected:
-                raise CheckpointError(f"checkpoint {path} is damaged: {name} does not have the SHA-256 of its index")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # ValueError: not JSON, not UTF-8
-        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
-    assert isinstance(index, dict)
-    return index
-
-
-class _Shards:
-    """The shards of one checkpoint, open for reading by tensor name."""
-
-    def __init__(self, path: Path, index: Index) -> None:
-        self._path, self._index = path, index
-        self._files: dict[str, Any] = {}
-
-    def __enter__(self) -> _Shards:
-        for name in self._index["files"]:
-            self._files[name] = safe_open(self._path / name, "pt").__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for file in self._files.values():
-            file.__exit__(None, None, None)
-
-    def whole(self, name: str) -> Tensor:
-        """A tensor in its shape."""
-        shape = self._index["tensors"][name]["shape"]
-        return self.read(name, 0, torch.Size(shape).numel()).reshape(shape)
-
-    def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Elements [start, stop) of a tensor, from however many pieces."""
-        found = torch.cat([*self._parts(name, start, stop)])
-        if len(found) != stop - start:
-            raise CheckpointError(f"checkpoint {self._path} holds {len(found)} of {stop - start} elements of {name}")
-        return found
-
-    def _parts(self, name: str, start: int, stop: int) -> Iterator[Tensor]:
-        for piece in sorted(self._index["tensors"][name]["pieces"], key=lambda piece: int(piece["start"])):
-            first, last = max(start, piece["start"]), min(stop, piece["stop"])
-            if first < last or start == stop:  # a tensor without elements has one piece without elements
-                stored = self._files[piece["file"]].get_slice(piece["key"])
-                yield stored[first - piece["start"] : last - piece["start"]]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_synced(path: Path, data: bytes) -> None:
@@ -277,7 +348,14 @@ def _write_synced(path: Path, data: bytes) -> None:
     _sync_folder(path.parent)
 
 
-def _sync_file(path: Path) -> None:
+def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors, and have them on the disk.
+
+    safetensors leaves reference cycles through ctypes behind (0.8), which hold memory until Python's collector comes
+    to the old objects, seldom in a long training: the young ones, which these are, take no time.
+    """
+    save_file(tensors, path, metadata)
+    gc.collect(1)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

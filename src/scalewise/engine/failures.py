@@ -6,6 +6,7 @@ import errno
 
 import torch.distributed as dist
 
+from scalewise.engine.pulse import PULSE
 from scalewise.engine.shortage import is_shortage
 from scalewise.errors import (
     CheckpointError,
@@ -40,7 +41,7 @@ def translated(error: Exception) -> ScalewiseError:
     if isinstance(error, OSError) and error.errno in STORAGE_FULL:
         return CheckpointError(f"the run could not be written: {error}; free disk space and go on with --resume")
     if isinstance(error, dist.DistError) or ("gloo" in message.lower() and isinstance(error, RuntimeError)):
-        return LostContact(f"contact with another process was lost: {message.splitlines()[0]}")
+        return LostContact(f"contact with another process was lost: {PULSE.cut or message.splitlines()[0]}")
     if is_shortage(error):
         return TooLittleMemory(
             f"a step must fit into memory, got: {message.splitlines()[0]}; lower --worker-batch, or pass it through "

@@ -56,6 +56,12 @@ class Feed:
         of_worker = self._cuts.parts(step) * self._recipe.worker_batch
         return self._cuts.start(step) + worker * of_worker + micro * self._recipe.rows
 
+    def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
+        """The training samples of one worker in one step, and their epochs."""
+        start = self.position(step, worker)
+        indices, epochs = self.stream.take(start, start + self._cuts.parts(step) * self._recipe.worker_batch)
+        return indices.tolist(), epochs.tolist()
+
     def batch(self, step: int, worker: int, micro: int) -> Batch:
         """One micro batch; the time until it is there counts as waited."""
         began = time.perf_counter()

@@ -51,10 +51,11 @@ class Stretch:
     start: int
     weights: Tensor
     pieces: list[Piece]
+    shift: int = 0  # how far before its place its gradient lies, where a process has only gradients of its own
 
     def place(self, flat: Tensor) -> Tensor:
         """The same place in another flat vector."""
-        found = flat[self.start : self.start + self.weights.numel()]
+        found = flat[self.start - self.shift : self.start - self.shift + self.weights.numel()]
         return found if self.weights.ndim == 1 else found.as_strided(self.weights.size(), self.weights.stride())
 
     def places(self) -> list[tuple[str, slice]]:
@@ -71,6 +72,7 @@ class FlatLayout:
 
     def __init__(self, parameters: Mapping[str, Tensor], averages: Mapping[str, Tensor], processes: int) -> None:
         self.tensors = {**parameters, **averages}
+        self.cuts: list[int] = []  # where parameters are cut besides the ends of chunks
         assert all(is_dense(tensor) for tensor in self.tensors.values())
         self.starts: dict[str, int] = {}
         cursor = self._place(parameters, 0)
@@ -88,6 +90,10 @@ class FlatLayout:
             elements = ALIGNMENT // tensor.element_size()
             cursor = _round_up(cursor + tensor.numel(), elements)
         return _round_up(cursor, CHUNK)
+
+    def cut_at_tensors(self) -> None:
+        """Say that neighbouring tensors may be on different processes."""
+        self.cuts += [start + end for name, start in self.starts.items() for end in (0, self.tensors[name].numel())]
 
     def new(self) -> Tensor:
         """An empty flat vector."""

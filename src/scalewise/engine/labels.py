@@ -42,7 +42,7 @@ def check_labels(
 def _outputs(recipe: Recipe, model: PlacedModel, samples: Samples, device: torch.device) -> int | None:
     """How many classes the model tells apart; None when one sample alone does not show it."""
     first = torch.zeros(1, dtype=torch.long)
-    model.remember_buffers()
+    model.buffers.remember()
     model.module.eval()
     try:
         output = model.module(placed(samples.fetch(first, first), device, recipe.layout)[0])
@@ -50,5 +50,5 @@ def _outputs(recipe: Recipe, model: PlacedModel, samples: Samples, device: torch
         return None
     finally:
         model.module.train()
-        model.restore_buffers()
+        model.buffers.restore()
     return output.shape[1] if isinstance(output, Tensor) and output.ndim == 2 else None

@@ -2,28 +2,26 @@
 
 The norm of a parameter is summed, in order, from the norms of its pieces: what of it lies in each chunk of the flat
 vector's grid. Every process takes the norms of the pieces that it owns; where they are spread, one small exchange
-completes them. All other kernels are element-wise and do not depend on where a vector is cut: torch's fused Adam is
-called on whole chunks only, because it has other code, with other rounding, for the odd end of a tensor.
+completes them (grid.py). All other kernels are element-wise and do not depend on where a vector is cut: torch's fused
+Adam is called on whole chunks only, because it has other code, with other rounding, for the odd end of a tensor.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from scalewise.engine.flat import CHUNK, FlatLayout, Stretch, chunk_norms, wide
+from scalewise.engine.flat import CHUNK, FlatLayout, Stretch, wide
+from scalewise.engine.grid import Complete, Range, RangeNorms
 from scalewise.optim.lamb import fused_adam
 from scalewise.optim.rules import local_rate, trust_ratio
 from scalewise.recipe import OptimizerName, Recipe
 
 BLOCK = 32 * CHUNK  # elements whose direction is computed at once: they stay in the cache
-
-Complete = Callable[[Tensor], None]  # fills in the numbers of other processes, which are 0 here
 
 
 class NormGrid:
@@ -31,20 +29,13 @@ class NormGrid:
 
     def __init__(self, layout: FlatLayout, names: list[str], stretches: list[Stretch], complete: Complete) -> None:
         pieces = [(owner, *piece) for owner, name in enumerate(names) for piece in _pieces(layout, name)]
-        self._names, self._complete = names, complete
+        self._names = names
         self._owners = torch.tensor([owner for owner, _, _ in pieces], dtype=torch.long, device=layout.device)
-        bounds = [(low, high) for _, low, high in pieces]
-        self._parts = [_Part.of(stretch, bounds) for stretch in stretches]
-        self._count, self._layout = len(pieces), layout
+        self._norms = RangeNorms(layout, [(low, high) for _, low, high in pieces], stretches, complete)
 
     def __call__(self, vectors: list[list[Tensor]]) -> list[dict[str, float]]:
         """For each list of vectors, one per stretch: the norms of the parameters in them, by name."""
-        norms = torch.zeros(len(vectors), self._count, dtype=self._layout.dtype, device=self._layout.device)
-        for row, parts in zip(norms, vectors, strict=True):
-            for part, vector in zip(self._parts, parts, strict=True):
-                part.fill(row, vector)
-        self._complete(norms)
-        return [dict(zip(self._names, self._sums(row), strict=True)) for row in norms]
+        return [dict(zip(self._names, self._sums(row), strict=True)) for row in self._norms(vectors)]
 
     def _sums(self, norms: Tensor) -> list[float]:
         squares = wide(norms).square()
@@ -52,34 +43,7 @@ class NormGrid:
         return found
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The pieces in one stretch: whole chunks, which one kernel takes together, and shorter ones."""
-
-    rows: Tensor  # (piece,) the numbers of the whole chunks within the stretch
-    shorter: list[tuple[int, int]]
-    numbers: Tensor  # (piece,) the places of all of them in the list of norms
-
-    @classmethod
-    def of(cls, stretch: Stretch, bounds: list[tuple[int, int]]) -> _Part:
-        start, stop = stretch.start, stretch.start + stretch.weights.numel()
-        mine = [(number, low - start, high - start) for number, (low, high) in enumerate(bounds) if start <= low < stop]
-        whole = [(number, low // CHUNK) for number, low, high in mine if high - low == CHUNK]
-        shorter = [(number, low, high) for number, low, high in mine if high - low < CHUNK]
-        numbers = [number for number, _ in whole] + [number for number, _, _ in shorter]
-        device = stretch.weights.device
-        rows = torch.tensor([row for _, row in whole], dtype=torch.long, device=device)
-        places = torch.tensor(numbers, dtype=torch.long, device=device)
-        return cls(rows, [(low, high) for _, low, high in shorter], places)
-
-    def fill(self, norms: Tensor, vector: Tensor) -> None:
-        found = [chunk_norms(vector)[self.rows]]
-        if self.shorter:
-            found.append(torch.stack(torch._foreach_norm([vector[low:high] for low, high in self.shorter])))
-        norms[self.numbers] = torch.cat(found)
-
-
-def _pieces(layout: FlatLayout, name: str) -> list[tuple[int, int]]:
+def _pieces(layout: FlatLayout, name: str) -> list[Range]:
     """A parameter's place in the flat vector, cut where chunks end."""
     start = layout.starts[name]
     stop = start + layout.tensors[name].numel()
@@ -163,10 +127,19 @@ class LambRule(LayerWiseRule):
         state["step"].add_(1)
         direction.zero_()
         for start in range(0, len(direction), BLOCK):
-            block = slice(start, start + BLOCK)
-            moments = {name: state[name][block] for name in ("exp_avg", "exp_avg_sq")}
-            part = {"step": state["step"], **moments}
-            fused_adam([direction[block]], [gradient[block]], [part], betas, epsilon, lr=-1.0)
+            places = [vector[start : start + BLOCK] for vector in (direction, state["exp_avg"], state["exp_avg_sq"])]
+            found, *moments, slope = _in_whole_chunks([*places, gradient[start : start + BLOCK]])
+            part = {"step": state["step"], "exp_avg": moments[0], "exp_avg_sq": moments[1]}
+            fused_adam([found], [slope], [part], betas, epsilon, lr=-1.0)
+            if found is not places[0]:
+                for place, padded in zip(places, (found, *moments), strict=True):
+                    place.copy_(padded[: len(place)])
+
+
+def _in_whole_chunks(vectors: list[Tensor]) -> list[Tensor]:
+    """The vectors, or copies of them with zeros at the end where they do not fill whole chunks."""
+    missing = -len(vectors[0]) % CHUNK
+    return [nn.functional.pad(vector, (0, missing)) for vector in vectors] if missing else vectors
 
 
 LAYER_WISE: dict[OptimizerName, type[LayerWiseRule]] = {"lars": LarsRule, "lamb": LambRule}

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from scalewise.engine.samples import Samples
-from scalewise.errors import Failed, ScalewiseError, UserCodeError
+from scalewise.errors import Failed, ProcessFailed, ScalewiseError, UserCodeError
 from scalewise.frames import user_frames
 from scalewise.tasks.task import Batch
 
@@ -83,6 +83,8 @@ def _until_closed(batches: Any) -> Iterator[Batch]:  # noqa: ANN401  (DataLoader
             if isinstance(batch, _Failure):
                 raise Failed(batch.message, batch.exit_code)
             yield batch
+    except (ConnectionError, EOFError, FileNotFoundError) as error:  # what a batch is fetched through went with it
+        raise ProcessFailed(f"a loader process died while it handed a batch over ({error}); --resume goes on") from None
     finally:
         batches._shutdown_workers()
 

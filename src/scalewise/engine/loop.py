@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import time
 from collections import deque
@@ -14,18 +15,22 @@ from typing import Self
 from torch import Tensor
 
 from scalewise import schedules
+from scalewise.engine import replicas, strategies
 from scalewise.engine import team as teams
 from scalewise.engine.evaluate import evaluate, means
+from scalewise.engine.finite import first_broken, overflows
 from scalewise.engine.labels import check_labels
 from scalewise.engine.memory import has_room_to_keep, keep_freed_memory, return_freed_memory
-from scalewise.engine.model import sha256
+from scalewise.engine.model import PlacedModel, sha256
 from scalewise.engine.numerics import numerics
 from scalewise.engine.pace import Pace, Progress
-from scalewise.engine.placement import Placement, available_cores, check_optimizer, check_processes, loader_processes
+from scalewise.engine.placement import Placement, available_cores, check_processes, check_recipe, loader_processes
+from scalewise.engine.pulse import PULSE, Beat
 from scalewise.engine.samples import Samples, check_finite, hold_out, open_samples
 from scalewise.engine.statistics import recomputed, recomputes
-from scalewise.engine.strategy import DataParallel, StepNumbers, Strategy
-from scalewise.errors import NonFiniteLoss, RecipeError, TaskError
+from scalewise.engine.strategies.protocol import Setup, StepNumbers, Strategy
+from scalewise.engine.workers import numbers_tensor
+from scalewise.errors import NonFiniteGradient, NonFiniteLoss, Place, RecipeError, TaskError
 from scalewise.noise import NoiseScale
 from scalewise.recipe import Derived, Pilot, Recipe, resolve
 from scalewise.records import Epoch, Record, Result, Step
@@ -51,6 +56,11 @@ def train(task: Task, recipe: Recipe | None = None, placement: Placement | None 
     ...     print(record)
 
     Takes part in the surrounding job when started by torchrun; else it is one process, which runs all workers.
+
+    Arguments:
+        task: what is learned.
+        recipe: how; by default the task's own. Nothing is derived from it: auto belongs to the command.
+        placement: where; by default whatever device there is.
     """
     with Training(task, recipe or task.recipe, placement or Placement()) as training:
         yield from training.records()
@@ -85,20 +95,23 @@ class Training:
         self.derived = (derived or []) + threads
         self.task, self.placement, self.pause_every, self.hold_out = task, placement, pause_every, hold_out
         self.pilot, self._alone = pilot, alone
-        self.progress = Progress(exact=placement.exact)
+        self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         self.final: dict[str, Tensor] = {}  # once training has ended: the model to use, with its right statistics
         self.signal = 0  # set it to the number of a signal to stop after the step, on all processes alike
         self.interrupted = 0  # the signal for which training has stopped
         self.ended = False  # whether the last step is taken, recorded and stored
+        self._waiting: deque[_Waiting] = deque()
+        self._whole = True  # whether the state is that after a whole step
+        self._compared_step = 0  # after which all processes were last seen to hold the same weights
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             job = teams.alone if self._alone else teams.joined
             self.team = stack.enter_context(job(self.placement.device))
-            check_processes(self.team.size, self.recipe)
-            check_optimizer(self.placement, self.recipe)
+            check_processes(self.team.size, self.recipe, self.placement)
+            check_recipe(self.placement, self.recipe)
             if self.team.device.type == "cpu":
                 return_freed_memory()  # until the first step shows how much there is to keep
             stack.enter_context(numerics(self.recipe, self.team.device, self.placement.exact))
@@ -109,6 +122,7 @@ class Training:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+        gc.collect()  # cycles hold the memory of a training until the collector comes to the old objects, seldom
 
     def _build(self) -> None:
         task, recipe = self.task, self.recipe
@@ -127,14 +141,17 @@ class Training:
         self.cuts = schedules.Cuts(recipe, len(samples))
         self.pace = Pace(recipe, len(samples), self.cuts)
         self.noise = NoiseScale(population=len(samples))
-        self.strategy: Strategy = DataParallel(task, recipe, self.placement, self.team, samples, self.cuts)
+        model = PlacedModel(task, recipe, self.team)
         parts = {"training": samples, "validation": self.validation, "test": self.test}
         known = {what: part for what, part in parts.items() if part is not None}
-        check_labels(task, recipe, self.strategy.model, known, self.team.device)
+        check_labels(task, recipe, model, known, self.team.device)
+        setup = Setup(task, recipe, self.placement, self.team, samples, self.cuts, model)
+        self.strategy: Strategy = strategies.build(setup)
 
     def restore(self, progress: Progress) -> None:
         """Go on from where a checkpoint was; what was not exact before stays so."""
-        self.progress = dataclasses.replace(progress, exact=progress.exact and self.placement.exact)
+        self.progress = dataclasses.replace(progress, exact=progress.exact and self.strategy.exact)
+        self._compared_step = progress.step
 
     @property
     def seen(self) -> int:
@@ -156,18 +173,28 @@ class Training:
         """Go on to the end of training; without a `Result` when a signal stops it before."""
         began = time.perf_counter() - self.progress.seconds
         first_step = self.progress.step
-        waiting: deque[_Waiting] = deque()
+        waiting = self._waiting
+        if self._owes_epoch():
+            yield self._end_epoch(began)
         while not (self.finished or self.stopped or self.interrupted):
             started = time.perf_counter()
             step = self.progress.step
             waited = self.strategy.waited_seconds
             numbers = self.strategy.gradients(step, self.signal)
+            self._whole = False
+            if overflows(numbers):
+                while waiting:
+                    yield self._step_record(waiting.popleft(), time.perf_counter() - began)
+                self._check_gradients(step, numbers)
             lr, gain = self.pace.advance(self.progress, numbers)
             self.strategy.update(lr)
+            self.progress.exact = self.progress.exact and self.strategy.exact
             if step == first_step and self.team.device.type == "cpu" and has_room_to_keep(self.team.here):
                 keep_freed_memory()
             input_seconds = self.strategy.waited_seconds - waited
             waiting.append(_Waiting(step, lr, self.progress.learned, gain, numbers, input_seconds))
+            self._whole = True
+            PULSE.beat = Beat(self.progress.step, True)
             ends_epoch = self.ends_epoch()
             pauses = ends_epoch or (self.pause_every is not None and self.progress.step % self.pause_every == 0)
             records: list[Record] = []
@@ -177,10 +204,21 @@ class Training:
             self.progress.seconds = time.perf_counter() - began
             yield from records
             if ends_epoch:
-                yield self._end_epoch(lr, began)
+                yield self._end_epoch(began)
         if not self.interrupted:
-            self.ended = True
+            self.ended, self._whole = True, False
             yield self._result(began)
+
+    def settle(self) -> list[Step] | None:
+        """The records still waiting after the last whole step, for a training that broke off; None within an update."""
+        if not self._whole:
+            return None
+        seconds = self.progress.seconds
+        return [self._step_record(self._waiting.popleft(), seconds) for _ in range(len(self._waiting))]
+
+    def _owes_epoch(self) -> bool:
+        """Whether training broke off between an epoch's last step and its record."""
+        return bool(self.progress.step and self.progress.train_rows) and self.ends_epoch()
 
     def ends_epoch(self) -> bool:
         """Whether the last step ended a pass over the data, or training."""
@@ -190,10 +228,12 @@ class Training:
     def _step_record(self, waiting: _Waiting, seconds: float) -> Step:
         step, numbers = waiting.step, waiting.numbers
         rows = numbers.rows.wait().tolist()  # (worker, number)
+        if numbers.fingerprinted:
+            self._compare(replicas.by_process([[row.pop(), row.pop()] for row in rows], self.team.size), step)
         self.interrupted = int(max(row.pop() for row in rows))
         self._check_finite(step, rows)
         pairs = [[*row[:2], *row[3:]] for row in rows]
-        names = ["loss", *self.strategy.metric_names]
+        self.progress.names = names = ["loss", *self.strategy.metric_names]
         values = means(names, pairs)
         self.progress.train_rows = [[sum(column) for column in zip(*self.progress.train_rows, *pairs, strict=True)]]
         square = None if numbers.squared_norm is None else float(numbers.squared_norm)
@@ -221,34 +261,67 @@ class Training:
             if not math.isfinite(row[0]):
                 indices, epochs = self.strategy.samples_of(step, worker)
                 check_finite(self.samples, indices, epochs, "training")
-                shown = ", ".join(map(self.samples.describe, indices[:8])) + (", …" if len(indices) > 8 else "")
                 raise NonFiniteLoss(
                     f"the loss must stay finite, got {row[0]} at step {step + 1} on worker {worker} (training samples "
-                    f"{shown}, whose values are finite); lower --lr, or add --warmup-epochs or --clip-norm"
+                    f"{self._shown(indices)}, whose values are finite); lower --lr, or add --warmup-epochs "
+                    f"or --clip-norm",
+                    Place(step + 1, worker, None, tuple(indices)),
                 )
+
+    def _check_gradients(self, step: int, numbers: StepNumbers) -> None:
+        """Refuse a worker's gradient that is not finite, before it reaches the weights."""
+        self._check_finite(step, numbers.rows.wait().tolist())
+        broken = first_broken(self.strategy, step, self.team)
+        if broken is None:  # only its square was too large for a number
+            return
+        worker, parameter = broken
+        indices, epochs = self.strategy.samples_of(step, worker)
+        check_finite(self.samples, indices, epochs, "training")
+        raise NonFiniteGradient(
+            f"gradients must stay finite, that of {parameter} is not at step {step + 1} on worker {worker} (training "
+            f"samples {self._shown(indices)}, whose values are finite), although the loss is; lower --lr, or "
+            f"look at it with `scalewise replay RUN`",
+            Place(step + 1, worker, parameter, tuple(indices)),
+        )
+
+    def _shown(self, indices: list[int]) -> str:
+        return ", ".join(map(self.samples.describe, indices[:8])) + (", …" if len(indices) > 8 else "")
+
+    def _compare(self, fingerprints: list[list[float]], step: int) -> None:
+        """Refuse weights that are not the same on every process, by their fingerprints."""
+        replicas.check(fingerprints, self.recipe.workers, step, self._compared_step)
+        self._compared_step = step
 
     def check_weights(self) -> None:
-        """Refuse weights that are no longer finite, so that no checkpoint holds them."""
-        for name, parameter in self.strategy.model.parameters.items():
-            if not parameter.isfinite().all():
-                raise NonFiniteLoss(
-                    f"the weights must stay finite, {name} is not after step {self.progress.step}; lower --lr, or add "
-                    f"--warmup-epochs or --clip-norm"
-                )
+        """Refuse weights that are no longer finite or not the same everywhere, so that no checkpoint holds them."""
+        mine = self.strategy.fingerprint() if self.team.size > 1 else None
+        if mine is not None:
+            rows = self.team.gather_rows(numbers_tensor([mine], self.team.device), [1] * self.team.size)
+            self._compare(rows.wait().tolist(), self.progress.step)
+        name = self.strategy.broken()
+        if name is not None:
+            raise NonFiniteLoss(
+                f"the weights must stay finite, {name} is not after step {self.progress.step}; lower --lr, or add "
+                f"--warmup-epochs or --clip-norm",
+                Place(self.progress.step, None, name),
+            )
 
-    def _end_epoch(self, lr: float, began: float) -> Epoch:
+    def _end_epoch(self, began: float) -> Epoch:
         progress = self.progress
-        progress.train = means(["loss", *self.strategy.metric_names], progress.train_rows)
+        validation = None  # first: if contact with another process is lost meanwhile, nothing has changed yet
+        if self.validation is not None:
+            validation = self._evaluate(self.validation, "validation")
+        progress.train = means(progress.names, progress.train_rows)
         progress.train_rows = []
         better = False
-        if self.validation is not None:
-            progress.validation = self._evaluate(self.validation, "validation")
-            better = self._select(progress.validation)
+        if validation is not None:
+            progress.validation = validation
+            better = self._select(validation)
         return Epoch(
             step=progress.step,
             epoch=self.seen / len(self.samples),
             samples=self.seen,
-            lr=lr,
+            lr=progress.lr,
             train=progress.train,
             validation=progress.validation,
             best=better,
@@ -263,12 +336,11 @@ class Training:
         return self._evaluate(self.validation, "validation")
 
     def _evaluate(self, samples: Samples, what: str) -> dict[str, float]:
-        with self._right_statistics():
-            return evaluate(self.task, self.recipe, self.strategy.model, samples, self.team, self._loaders, what)
+        with self.strategy.whole() as model, self._right_statistics(model):
+            return evaluate(self.task, self.recipe, model, samples, self.team, self._loaders, what)
 
-    def _right_statistics(self) -> AbstractContextManager[None]:
+    def _right_statistics(self, model: PlacedModel) -> AbstractContextManager[None]:
         """The context in which batch-norm statistics are those to evaluate with."""
-        model = self.strategy.model
         if not recomputes(self.recipe, model, self.progress.step):
             return nullcontext()
         return recomputed(self.task, self.recipe, model, self.samples, self._loaders, self.team.device)
@@ -286,7 +358,8 @@ class Training:
         )
         if better:
             progress.best_value, progress.best_step, progress.epochs_since_best = value, progress.step, 0
-            self.best = {name: tensor.clone() for name, tensor in self.strategy.model.tensors().items()}
+            with self.strategy.whole() as model:
+                self.best = {name: tensor.clone() for name, tensor in model.tensors().items()}
         else:
             progress.epochs_since_best += 1
         return better
@@ -315,15 +388,16 @@ class Training:
         return values[self.task.metric]
 
     def _result(self, began: float) -> Result:
-        progress, recipe, model = self.progress, self.recipe, self.strategy.model
-        weights_sha256 = sha256(model.tensors())
+        progress, recipe = self.progress, self.recipe
+        with self.strategy.whole() as model:
+            weights_sha256 = sha256(model.tensors())
         best_sha256 = None
         reached = self.reached
         if self.best and recipe.patience is not None:
-            model.load(self.best)
+            self.strategy.load(self.best)
             best_sha256 = sha256(self.best)
             progress.validation = self._evaluate(self.validation, "validation") if self.validation is not None else None
-        with self._right_statistics():
+        with self.strategy.whole() as model, self._right_statistics(model):
             self.final = {name: tensor.clone() for name, tensor in model.tensors().items()}
         test = self._evaluate(self.test, "test")
         spent = self.pilot or Pilot(None, 0, 0, 0.0)

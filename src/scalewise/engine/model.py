@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,53 @@ from scalewise.nn import to_ghost_batch_norm
 from scalewise.nn.sync import _GlobalBatchNorm, to_global_batch_norm
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
+
+
+class Buffers:
+    """The buffers of a module, or of a part of one, from worker to worker of a step.
+
+    Arguments:
+        module: whose buffers they are.
+        averages, counters: those that training changes, by name; any other must stay as it is.
+    """
+
+    def __init__(self, module: nn.Module, averages: Mapping[str, Tensor], counters: Mapping[str, Tensor]) -> None:
+        self._module = module
+        self._averages, self._counters = [*averages.values()], [*counters.values()]
+        self._starts = [buffer.clone() for buffer in (*self._averages, *self._counters)]
+        changing = {id(buffer) for buffer in (*self._averages, *self._counters)}
+        self._fixed = {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in changing}
+        self.accept()
+
+    def remember(self) -> None:
+        """Note the buffers from which every worker of this step starts."""
+        cut = len(self._averages)
+        _copy(self._starts[:cut], self._averages)
+        _copy(self._starts[cut:], self._counters)
+
+    def restore(self) -> None:
+        """Put the buffers back to where this step's workers start."""
+        cut = len(self._averages)
+        _copy(self._averages, self._starts[:cut])
+        _copy(self._counters, self._starts[cut:])
+
+    def accept(self) -> None:
+        """Take the other buffers as what they are to stay."""
+        self._versions = self._fixed_versions()
+
+    def check_fixed(self) -> None:
+        """Refuse a buffer that training changed without being told what that means for several workers."""
+        if self._fixed and self._fixed_versions() != self._versions:
+            now = self._fixed_versions()
+            name = next(name for name in now if now[name] != self._versions.get(name))
+            raise TaskError(
+                f"buffer {name!r} changed during training, and its value over several workers is not known; declare "
+                f"it in the task: buffers={{{name!r}: 'mean'}} (averaged over workers) or 'same' (equal on all)"
+            )
+
+    def _fixed_versions(self) -> dict[str, tuple[int, int]]:
+        current = dict(self._module.named_buffers())
+        return {name: (id(current.get(name)), buffer._version) for name, buffer in self._fixed.items()}
 
 
 class PlacedModel:
@@ -45,47 +91,18 @@ class PlacedModel:
         if recipe.layout == "channels_last":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module: nn.Module = model.train()
-        self.call: Callable[..., Any] = torch.compile(model) if recipe.compile else model
+        self.call: nn.Module = torch.compile(model) if recipe.compile else model  # type: ignore[assignment]
         self.parameters = _trainable(model)
         self.averages, self.counters = _changing_buffers(model, task)
         _check_batch_norm(model, recipe)
-        changing = {*self.averages, *self.counters}
-        self._fixed = {name: buffer for name, buffer in model.named_buffers() if name not in changing}
-        self._versions = self._fixed_versions()
         self._broadcast(team)
-        self._start_averages = [buffer.clone() for buffer in self.averages.values()]
-        self._start_counters = [buffer.clone() for buffer in self.counters.values()]
+        self.buffers = Buffers(model, self.averages, self.counters)
 
     def _broadcast(self, team: Team) -> None:
         """Give every process the first one's start weights, should the factory draw from elsewhere."""
         if team.size > 1:
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 dist.broadcast(tensor.data, 0)
-            self._versions = self._fixed_versions()
-
-    def remember_buffers(self) -> None:
-        """Note the buffers from which every worker of this step starts."""
-        _copy(self._start_averages, [*self.averages.values()])
-        _copy(self._start_counters, [*self.counters.values()])
-
-    def restore_buffers(self) -> None:
-        """Put the buffers back to where this step's workers start."""
-        _copy([*self.averages.values()], self._start_averages)
-        _copy([*self.counters.values()], self._start_counters)
-
-    def check_fixed_buffers(self) -> None:
-        """Refuse a buffer that training changed without being told what that means for several workers."""
-        if self._fixed and self._fixed_versions() != self._versions:
-            now = self._fixed_versions()
-            name = next(name for name in now if now[name] != self._versions.get(name))
-            raise TaskError(
-                f"buffer {name!r} changed during training, and its value over several workers is not known; declare "
-                f"it in the task: buffers={{{name!r}: 'mean'}} (averaged over workers) or 'same' (equal on all)"
-            )
-
-    def _fixed_versions(self) -> dict[str, tuple[int, int]]:
-        current = dict(self.module.named_buffers())
-        return {name: (id(current.get(name)), buffer._version) for name, buffer in self._fixed.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """All parameters and buffers, in name order."""
@@ -96,7 +113,7 @@ class PlacedModel:
         """Overwrite parameters and buffers."""
         for name, tensor in self.tensors().items():
             tensor.copy_(tensors[name])
-        self._versions = self._fixed_versions()
+        self.buffers.accept()
 
 
 def sha256(tensors: dict[str, Tensor]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from scalewise import schedules
 from scalewise.adascale import GainAverage, decay, gain
-from scalewise.engine.strategy import StepNumbers
+from scalewise.engine.strategies.protocol import StepNumbers
 from scalewise.noise import signal_and_noise
 from scalewise.recipe import ADAPTIVE, Recipe
 
@@ -18,6 +18,7 @@ class Progress:
 
     step: int = 0
     train_rows: list[list[float]] = field(default_factory=list)  # (total, weight) sums since the last epoch record
+    names: list[str] = field(default_factory=list)  # what they are of
     train: dict[str, float] = field(default_factory=dict)
     validation: dict[str, float] | None = None
     best_value: float | None = None
@@ -27,6 +28,7 @@ class Progress:
     training_seconds: float = 0.0
     exact: bool = True
     learned: float = 0.0  # in single-worker samples: what schedules are functions of
+    lr: float = 0.0  # of the last step
     peak_lr: float = 0.0
     gain_noise: float = 0.0  # AdaScale's averages
     gain_signal: float = 0.0
@@ -59,6 +61,7 @@ class Pace:
             lr *= math.sqrt(step_gain) if self._recipe.optimizer in ADAPTIVE else step_gain
         progress.step += 1
         progress.learned += step_progress
+        progress.lr = lr
         progress.peak_lr = max(progress.peak_lr, lr)
         return lr, step_gain
 

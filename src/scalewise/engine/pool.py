@@ -203,7 +203,7 @@ def _serve(connection: Connection, work: Work[JobT, MessageT], log: Path) -> Non
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, ask)
-    _speak_into(log)
+    speak_into(log)
     _end_with_parent()
 
     def send(message: MessageT) -> None:
@@ -217,7 +217,7 @@ def _serve(connection: Connection, work: Work[JobT, MessageT], log: Path) -> Non
             connection.send((True, work.perform(job, send, stop)))
 
 
-def _speak_into(log: Path) -> None:
+def speak_into(log: Path) -> None:
     """Send whatever a task or a library prints into a file: the terminal shows the table."""
     sys.stdout.flush()
     sys.stderr.flush()

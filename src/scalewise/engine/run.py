@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import platform
 import re
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
-from scalewise.engine import checkpoint
+from scalewise.documents import first_problem, read_bytes, read_json
+from scalewise.engine import checkpoint, survivor
 from scalewise.engine.facts import add_facts
+from scalewise.engine.failures import translated
 from scalewise.engine.loop import Training
-from scalewise.errors import CheckpointError, Interrupted, NonFiniteLoss, RunFolderError
+from scalewise.engine.model import sha256
+from scalewise.engine.placement import DiskFull
+from scalewise.engine.pulse import PULSE, Beat
+from scalewise.errors import (
+    CheckpointError,
+    Interrupted,
+    LostContact,
+    NonFiniteLoss,
+    Place,
+    RunFolderError,
+    ScalewiseError,
+)
 from scalewise.recipe import Derived, Pilot, Recipe, differing_fields
 from scalewise.records import Epoch, Failure, Record, RecordWriter, Result, Step, keep_until, write_atomically
 
 KEPT_CHECKPOINTS = 2
-_STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?")
+SIGNAL_SECONDS = 3.0
+UNNAMED = "none"  # torchrun's name for a job that was given none
+_STAMP = re.compile(r"-(\d{8}-\d{6})(?:-(\d{1,9}))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -77,14 +95,22 @@ class RunRecipe:
     pilot: Pilot | None = None
 
 
+_RUN_RECIPE = TypeAdapter(RunRecipe)
+
+
 def check_folder(out: Path | None) -> None:
     """Refuse a place for a new run that is in use or cannot be written."""
     place = out or Path("runs")
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out is not None and out.exists() and (not out.is_dir() or any(_visible(out))):
         raise RunFolderError(
             f"--out {out} must be a new or empty folder, found one in use; choose another, or go on with --resume {out}"
         )
     check_writable(next(path for path in (place.absolute(), *place.absolute().parents) if path.exists()))
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    """What is in a folder, without what a process left behind that died while it wrote its first file."""
+    return (path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def check_writable(folder: Path) -> None:
@@ -102,6 +128,8 @@ def make_folder(out: Path | None, task: str) -> RunFolder:
         out.mkdir(parents=True, exist_ok=True)
         return RunFolder(out)
     stamp = time.strftime("%Y%m%d-%H%M%S")
+    others = [_stamp(path, task) for path in Path("runs").glob(f"{task}-*")]
+    stamp = max([stamp, *(other[0] for other in others if other is not None)])  # also after a clock was set back
     for number in range(1, 1000):
         path = Path("runs") / (f"{task}-{stamp}" if number == 1 else f"{task}-{stamp}-{number}")
         try:
@@ -125,10 +153,42 @@ def begin(folder: RunFolder, run: RunRecipe, device: str, processes: int) -> Non
         content["hold_out"] = True
     if run.pilot is not None:
         content["pilot"] = dataclasses.asdict(run.pilot)
-    write_atomically(folder.recipe, json.dumps(content, indent=2) + "\n")
-    if not folder.environment.exists():
-        write_atomically(folder.environment, json.dumps(environment(device, processes), indent=2) + "\n")
-    folder.result.unlink(missing_ok=True)
+    known = stored_environment(folder) or environment(device, processes)
+    known.pop("job", None)
+    if (job := current_job()) is not None:
+        known["job"] = job
+    try:
+        write_atomically(folder.environment, json.dumps(known, indent=2) + "\n")  # first: from now on it is this job's
+        write_atomically(folder.recipe, json.dumps(content, indent=2) + "\n")
+        folder.result.unlink(missing_ok=True)
+    except IsADirectoryError as error:
+        place = error.filename2 or error.filename
+        raise RunFolderError(f"{place} must be a file, got a folder; remove it") from None
+
+
+def current_job() -> dict[str, Any] | None:
+    """What tells the job of this process from any other; None outside of one that restarts its processes."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name is None or (name == UNNAMED and os.environ.get("TORCHELASTIC_MAX_RESTARTS") == "0"):
+        return None
+    return {"id": name, "arguments": sys.argv[1:]}
+
+
+def begun_by_this_job(out: Path | None, task: str) -> RunFolder | None:
+    """The folder of the run that this very job has begun, before its processes were started again.
+
+    A job without a name of its own (torchrun without --rdzv-id) is known by having been restarted.
+    """
+    job = current_job()
+    if job is None or (job["id"] == UNNAMED and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"):
+        return None
+    places = [out] if out is not None else [path.parent for path in Path("runs").glob(f"{task}-*/env.json")]
+    for folder in map(RunFolder, places):
+        if (stored_environment(folder) or {}).get("job") == job:
+            if folder.recipe.is_file():
+                return folder
+            folder.environment.unlink()  # it died between its first file and its second: begin again
+    return None
 
 
 def environment(device: str, processes: int) -> dict[str, Any]:
@@ -153,15 +213,12 @@ def environment(device: str, processes: int) -> dict[str, Any]:
 def read_recipe(folder: RunFolder) -> RunRecipe:
     """The recipe of a stored run."""
     if not folder.recipe.is_file():
-        raise RunFolderError(f"--resume {folder.path} must be a run folder, found no recipe.json in it; check the path")
+        raise RunFolderError(f"{folder.path} must be a run folder, found no recipe.json in it; check the path")
     try:
-        content = json.loads(folder.recipe.read_text())
-        derived = [Derived(**value) for value in content["derived"]]
-        recipe, held_out = Recipe(**content["recipe"]), bool(content.get("hold_out", False))
-        pilot = Pilot(**content["pilot"]) if "pilot" in content else None
-        return RunRecipe(content["task"], content["settings"], recipe, derived, held_out, pilot)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(f"{folder.recipe} must be a stored recipe, got something else: {error}") from None
+        return _RUN_RECIPE.validate_json(read_bytes(folder.recipe), strict=True)
+    except (OSError, ValueError) as error:
+        problem = first_problem(error) if isinstance(error, ValidationError) else error
+        raise RunFolderError(f"{folder.recipe} must be a stored recipe, got something else: {problem}") from None
 
 
 def check_same(stored: RunRecipe, wanted: RunRecipe, folder: RunFolder, has_validation: bool) -> None:
@@ -189,31 +246,63 @@ def check_same(stored: RunRecipe, wanted: RunRecipe, folder: RunFolder, has_vali
 
 
 def newest(name: str, root: Path, file: str) -> Path | None:
-    """The newest folder <name>-<time> under `root` that holds such a file, finished or not."""
-    found = [path for path in root.glob(f"{name}-*/{file}") if _STAMP.fullmatch(path.parent.name[len(name) :])]
-    return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
+    """The newest folder <name>-<time> under `root`, by its name, that holds such a file, finished or not."""
+    found = {path.parent: _stamp(path.parent, name) for path in root.glob(f"{name}-*/{file}")}
+    stamps = {path: stamp for path, stamp in found.items() if stamp is not None}
+    return max(stamps, key=lambda path: stamps[path]) if stamps else None
+
+
+def _stamp(path: Path, name: str) -> tuple[str, int] | None:
+    """The time and number in the name of a run's folder."""
+    found = _STAMP.fullmatch(path.name.removeprefix(name))
+    return (found[1], int(found[2] or 1)) if found else None
+
+
+def stored_environment(folder: RunFolder) -> dict[str, Any] | None:
+    """What env.json says, if it says anything."""
+    try:
+        stored = read_json(folder.environment)
+    except (OSError, ValueError):
+        return None
+    return stored if isinstance(stored, dict) else None
 
 
 def environment_changes(folder: RunFolder, device: str) -> list[str]:
     """What differs from the environment a run was begun in, of the things its bytes may depend on."""
     matters = ("torch", "machine", "cpu_capability", "device")
-    try:
-        stored = json.loads(folder.environment.read_text())
-    except (OSError, ValueError):
-        return []
+    stored = stored_environment(folder) or {}
     now = environment(device, 0)
     return [
         f"{name} was {stored[name]}, is {now[name]}" for name in matters if name in stored and stored[name] != now[name]
     ]
 
 
-def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int | None) -> Iterator[Record]:
-    """The records of a training, each written into the folder, with checkpoints at every epoch or so many steps."""
+def stored_records(
+    training: Training,
+    folder: RunFolder,
+    checkpoint_steps: int | None,
+    on_disk_full: DiskFull = "stop",
+    warn: Callable[[str], None] = lambda line: None,
+) -> Iterator[Record]:
+    """The records of a training, each written into the folder, with checkpoints at every epoch or so many steps.
+
+    Arguments:
+        training, folder: what is stored, and where.
+        checkpoint_steps: steps from checkpoint to checkpoint, besides one at every epoch's end.
+        on_disk_full: whether to stop, or to train on and try again at the next checkpoint.
+        warn: told what was wrong but did not end the run.
+    """
     leads = training.team.leads
     if leads:
-        keep_until(folder.metrics, training.progress.step)
+        problem = keep_until(folder.metrics, training.progress.step)
+        if problem is not None:
+            warn(problem)
+        survivor.restore_records(folder.metrics, folder.checkpoints / f"step-{training.progress.step}")
         add_facts(folder.environment, training)
+        checkpoint.clear_unfinished(folder.checkpoints)
     writer = RecordWriter(folder.metrics) if leads else None
+    newest: deque[Record] = deque(maxlen=survivor.RECORDS)
+    PULSE.beat = Beat(training.progress.step, True)
     try:
         for record in training.records():
             if isinstance(record, Result):
@@ -221,13 +310,22 @@ def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int 
                 if leads:
                     _export(training, folder)
                     write_atomically(folder.result, json.dumps(record.to_json(), indent=2) + "\n")
+            newest.append(record)
             if writer is not None:
-                writer.write(record)
+                _write(writer, record, on_disk_full)
             if _is_due(record, training, checkpoint_steps):
-                _save(training, folder, writer)
+                try:
+                    _save(training, folder, writer)
+                except checkpoint.StorageFull as error:
+                    if on_disk_full == "stop":
+                        raise
+                    warn(f"{error}; training on without it, as --on-disk-full continue says")
             yield record
+        if writer is not None:
+            writer.flush()
         if training.interrupted:
             _save(training, folder, writer)
+            _await_own_signal(training)
             raise Interrupted(
                 f"{signal.Signals(training.interrupted).name} stopped the run after step {training.progress.step}; its "
                 f"state is saved, go on with --resume {folder.path}",
@@ -235,11 +333,42 @@ def stored_records(training: Training, folder: RunFolder, checkpoint_steps: int 
             )
     except NonFiniteLoss as error:
         if writer is not None:
-            writer.write(Failure(training.progress.step, str(error)))
+            place = error.place or Place(training.progress.step)
+            writer.write(Failure(place.step, str(error), place.worker, place.parameter, place.samples))
         raise
+    except ScalewiseError:
+        raise
+    except Exception as error:
+        lost = translated(error)
+        if not isinstance(lost, LostContact):
+            raise
+        saved = survivor.save(training, folder.checkpoints, newest)
+        what = "the newest checkpoint is what is left" if saved is None else f"the state after step {saved} is saved"
+        raise LostContact(f"{lost}; {what}") from None
     finally:
+        PULSE.beat = Beat(training.progress.step)
         if writer is not None:
-            writer.close()
+            with contextlib.suppress(OSError):  # a full disk, of which more was said than could be here
+                writer.close()
+
+
+def _await_own_signal(training: Training) -> None:
+    """Give the agent of this machine time to end it too, when the agent of another one was first.
+
+    torchrun ends all processes when a machine joins the job. One that has ended already would count as failed.
+    """
+    deadline = time.monotonic() + (SIGNAL_SECONDS if training.team.size > 1 else 0.0)
+    while not training.signal and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _write(writer: RecordWriter, record: Record, on_disk_full: DiskFull) -> None:
+    """Add a record; on a full disk it waits in memory until there is room, if the run is to go on."""
+    try:
+        writer.write(record)
+    except OSError as error:
+        if on_disk_full == "stop" or error.errno not in checkpoint.STORAGE_FULL or isinstance(record, Result):
+            raise
 
 
 def _export(training: Training, folder: RunFolder) -> None:
@@ -247,18 +376,24 @@ def _export(training: Training, folder: RunFolder) -> None:
     temporary = folder.model.with_suffix(".tmp")
     tensors = {name: tensor.cpu().contiguous() for name, tensor in training.final.items()}
     try:
-        save_file(tensors, temporary)
-    except SafetensorError as error:  # it hides the system's own error
+        temporary.unlink(missing_ok=True)  # a link put there would be followed
+        checkpoint.write_tensors(tensors, temporary, {"sha256": sha256(tensors)})
+        temporary.replace(folder.model)
+    except (OSError, SafetensorError) as error:  # safetensors hides the system's own error
+        temporary.unlink(missing_ok=True)
         raise CheckpointError(f"{folder.model} could not be written: {error}; free disk space and resume") from None
-    temporary.replace(folder.model)
 
 
 def _save(training: Training, folder: RunFolder, writer: RecordWriter | None) -> None:
     """Write a checkpoint of good weights, and before it the records: it must not know more than they do."""
     training.check_weights()
+    problem = None
     if writer is not None:
-        writer.flush()
-    checkpoint.save(training, folder.checkpoints)
+        try:
+            writer.flush()
+        except OSError as error:
+            problem = error
+    checkpoint.save(training, folder.checkpoints, problem)
     if training.team.leads:
         checkpoint.prune(folder.checkpoints, KEPT_CHECKPOINTS, training.progress.best_step)
 

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import FunctionType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore  # torch.distributed offers it, but does not export it
 
+from scalewise.engine.meeting import meet
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import PlacementError
 
 INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo's own setting
 HOLDERS_OF_THE_GROUP = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler")
+REST_SECONDS = 2.0
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
 
 
@@ -49,6 +55,10 @@ class Team:
         out = rows.new_empty(self.size * most, rows.shape[1])
         return Gathered(out, all_gather(out, mine), counts)
 
+    def total(self, number: Tensor) -> Tensor:
+        """The sum of everybody's number."""
+        return self.gather_rows(number.view(1, 1), [1] * self.size).wait().sum()
+
     def barrier(self) -> None:
         """Wait until every process is here."""
         if self.size > 1:
@@ -63,19 +73,24 @@ class Gathered:
     work: dist.Work | None
     counts: list[int]
 
+    def arrive(self) -> None:
+        """Wait until they are here; on an accelerator, until what it does next comes after them."""
+        if self.work is not None:
+            self.work.wait()
+
     def wait(self) -> Tensor:
         """All rows, in process order."""
+        self.arrive()
         if self.work is None:
             return self.rows
-        self.work.wait()
         parts = self.rows.view(len(self.counts), max(self.counts), -1)
         return torch.cat([part[:count] for part, count in zip(parts, self.counts, strict=True)])
 
 
-def all_gather(out: Tensor, mine: Tensor) -> dist.Work:
+def all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
     """Start to fill `out` with every process's `mine`, in process order."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
-    work: dist.Work = gather(out, mine, async_op=True)
+    work: dist.Work = gather(out, mine, group=group, async_op=True)
     return work
 
 
@@ -115,6 +130,31 @@ def leave() -> None:
         defaults = function.__defaults__ or ()
         function.__defaults__ = tuple(None if isinstance(value, dist.ProcessGroup) else value for value in defaults)
     dist.destroy_process_group()
+    gc.collect()  # whoever keeps the group keeps its threads
+    _let_threads_come_to_rest()
+
+
+def _let_threads_come_to_rest() -> None:
+    """Wait until gloo's threads, where somebody still holds a group, have let go of what belongs to Python.
+
+    The last operation is done for the caller before its thread has dropped it, for which the thread needs the
+    interpreter; a thread that asks for it while Python exits is ended, and with it the process (SIGABRT).
+    """
+    deadline = time.monotonic() + REST_SECONDS
+    looks_at_rest = 0
+    while looks_at_rest < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)  # whoever waits for the interpreter gets it now
+        looks_at_rest = looks_at_rest + 1 if "R" not in _gloo_thread_states() else 0
+
+
+def _gloo_thread_states() -> str:
+    """A letter for each of gloo's threads: R where it runs; nothing where the system does not tell."""
+    states = []
+    for folder in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):
+            name, state = (folder / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+            states.append(state.split()[0] if "gloo" in name else "")
+    return "".join(states)
 
 
 def _functions_with_a_group() -> list[FunctionType]:
@@ -162,6 +202,18 @@ def _address(probe: socket.socket, interface: str) -> str | None:
     return socket.inet_ntoa(answer[20:24])
 
 
+def _init(backend: str, device: torch.device | None) -> None:
+    """Join the process group, in a store that earlier starts of the job have not written to."""
+    timeout = timedelta(minutes=30)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+        dist.init_process_group(backend, timeout=timeout, device_id=device)
+        return
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = meet(TCPStore(address, port, is_master=False, timeout=timeout), rank, size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=device)
+
+
 @contextmanager
 def alone(device_name: DeviceName) -> Iterator[Team]:
     """This process by itself, whatever job it was started in."""
@@ -182,7 +234,7 @@ def joined(device_name: DeviceName) -> Iterator[Team]:
         choose_interface()
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         own = device if device.type == "cuda" else None
-        dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=own)
+        _init(backend, own)
     try:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         yield Team(dist.get_rank(), dist.get_world_size(), device, here)

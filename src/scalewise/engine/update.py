@@ -18,8 +18,8 @@ from torch import Tensor
 
 from scalewise.engine.elementwise import ELEMENT_WISE
 from scalewise.engine.flat import FlatLayout, Piece, Stretch, in_memory_order
+from scalewise.engine.grid import Complete
 from scalewise.engine.layerwise import LAYER_WISE
-from scalewise.engine.reductions.protocol import Reduction
 from scalewise.optim import OPTIMIZERS
 from scalewise.recipe import Recipe
 
@@ -68,18 +68,17 @@ class TorchRule:
 
 
 class FlatOptimizer:
-    """The recipe's optimizer for the part of the flat weights that this process owns."""
+    """The recipe's optimizer for the stretches of the weights that this process owns.
 
-    def __init__(self, recipe: Recipe, layout: FlatLayout, weights: Tensor, reduction: Reduction) -> None:
-        self._layout = layout
-        owned = layout.parameter_stretches(reduction.owned)
-        flat = recipe.optimizer in ELEMENT_WISE or recipe.optimizer in LAYER_WISE
-        self._stretches = (
-            [_stretch(layout, weights, *bounds) for bounds in owned]
-            if flat
-            else _whole_parameters(layout, weights, owned)
-        )
-        self._rule = _rule(recipe, layout, self._stretches, reduction)
+    Arguments:
+        recipe, layout: which optimizer, and where parameters lie.
+        stretches: the owned weights.
+        complete: fills in the numbers that other processes have.
+    """
+
+    def __init__(self, recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete) -> None:
+        self._layout, self._stretches = layout, stretches
+        self._rule = _rule(recipe, layout, stretches, complete)
 
     @torch.no_grad()
     def step(self, gradient: Tensor, lr: float) -> None:
@@ -93,6 +92,11 @@ class FlatOptimizer:
             for kind, value in self._state(stretch).items():
                 entries += [self._entry(stretch, piece, kind, value) for piece in _stored(stretch, value)]
         return entries
+
+    def bytes(self) -> int:
+        """How much the state of the owned weights takes."""
+        values = [value for stretch in self._stretches for value in self._state(stretch).values()]
+        return sum(value.nbytes for value in values if isinstance(value, Tensor) and value.ndim)
 
     def load(self, names: Iterable[str], read: Reader) -> None:
         """Take over a stored state."""
@@ -133,11 +137,19 @@ class FlatOptimizer:
         return value.detach()
 
 
-def _rule(recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], reduction: Reduction) -> Rule:
+def owned_stretches(recipe: Recipe, layout: FlatLayout, weights: Tensor, owned: list[tuple[int, int]]) -> list[Stretch]:
+    """Ranges of the flat weights as the recipe's optimizer needs them: as long as possible, or whole parameters."""
+    ranges = layout.parameter_stretches(owned)
+    if recipe.optimizer in ELEMENT_WISE or recipe.optimizer in LAYER_WISE:
+        return [_stretch(layout, weights, *bounds) for bounds in ranges]
+    return _whole_parameters(layout, weights, ranges)
+
+
+def _rule(recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete) -> Rule:
     if recipe.optimizer in ELEMENT_WISE:
         return ELEMENT_WISE[recipe.optimizer](recipe, stretches)
     if recipe.optimizer in LAYER_WISE:
-        return LAYER_WISE[recipe.optimizer](recipe, layout, stretches, reduction.complete)
+        return LAYER_WISE[recipe.optimizer](recipe, layout, stretches, complete)
     return TorchRule(recipe, stretches)
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scalewise.engine import streams
 from scalewise.engine.feed import Feed
 from scalewise.engine.flat import sum_of_squares
-from scalewise.engine.model import PlacedModel
 from scalewise.recipe import Recipe
 from scalewise.schedules import Cuts
 from scalewise.tasks.task import Batch, Loss, MeanLoss, Number, Task
@@ -29,11 +28,25 @@ class Workers:
     """Computes the gradients of this process's workers, one after another."""
 
     def __init__(
-        self, task: Task, recipe: Recipe, model: PlacedModel, feed: Feed, cuts: Cuts, device: torch.device
+        self,
+        task: Task,
+        recipe: Recipe,
+        call: nn.Module,
+        parameters: Sequence[Tensor],
+        feed: Feed,
+        cuts: Cuts,
+        device: torch.device,
     ) -> None:
-        self._task, self._recipe, self._model, self._feed, self._device = task, recipe, model, feed, device
+        """Nothing is computed yet.
+
+        Arguments:
+            task, recipe, device: what is learned, how and where.
+            call, parameters: the model, and its trainable parameters.
+            feed, cuts: the samples, and how steps cut them.
+        """
+        self._task, self._recipe, self._call, self._feed, self._device = task, recipe, call, feed, device
         self._cuts = cuts
-        self._parameters = [*model.parameters.values()]
+        self._parameters = [*parameters]
         adds_up = cuts.most_parts * recipe.micro_batches > 1
         self._sums = [torch.zeros_like(p) for p in self._parameters] if adds_up else []
         self._ready: Ready | None = None
@@ -93,7 +106,7 @@ class Workers:
         for micro, batch in enumerate(batches):
             loss = self._forward(batch)
             row = self._row(loss)
-            numbers = [sum(pair) for pair in zip(numbers, row, strict=True)] if micro else row
+            numbers = added(numbers, row)
             last = micro == micro_batches - 1
             if last and forwarded is not None:
                 forwarded(numbers[1])
@@ -105,9 +118,17 @@ class Workers:
                 (torch._foreach_add_ if micro else torch._foreach_copy_)(sums, gradients)
         return sums or gradients, numbers
 
+    def passes(self, step: int, worker: int) -> Iterator[tuple[Tensor, list[Number], bool]]:
+        """For each micro batch: where backward starts, its numbers as `gradient` has them, whether it is the last."""
+        streams.seed_everything(streams.key("worker", self._recipe.seed, step, worker), self._device)
+        micro_batches = self._cuts.parts(step) * self._recipe.micro_batches
+        for micro in range(micro_batches):
+            loss = self._forward(self._feed.batch(step, worker, micro))
+            yield loss.root(self._recipe.worker_batch), self._row(loss), micro == micro_batches - 1
+
     def _forward(self, batch: Batch) -> Loss | MeanLoss:
         with precision(self._recipe, self._device):
-            return self._task.evaluate(self._model.call, batch, self._recipe.label_smoothing)  # type: ignore[arg-type]
+            return self._task.evaluate(self._call, batch, self._recipe.label_smoothing)
 
     def _backward(self, loss: Loss | MeanLoss, ready: Ready | None) -> list[Tensor]:
         for parameter in self._parameters:
@@ -128,14 +149,29 @@ class Workers:
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
 
     def _row(self, loss: Loss | MeanLoss) -> list[Number]:
-        pairs = loss.pairs()
-        first, *others = pairs.values()
-        self.metric_names = [*pairs][1:]
-        return [*first, 0.0, *itertools.chain(*others)]
+        self.metric_names, row = numbers_of(loss)
+        return row
 
     def _square_norm(self, gradients: list[Tensor]) -> Number:
-        square = sum_of_squares(torch.stack([*torch._foreach_norm(gradients)]))
-        return float(square) if square.is_cpu else square
+        return square_of(torch._foreach_norm(gradients))
+
+
+def numbers_of(loss: Loss | MeanLoss) -> tuple[list[str], list[Number]]:
+    """The names of the metrics, and (loss total, weight, 0 for norms to come, metric totals and weights …)."""
+    pairs = loss.pairs()
+    first, *others = pairs.values()
+    return [*pairs][1:], [*first, 0.0, *itertools.chain(*others)]
+
+
+def square_of(norms: Sequence[Tensor]) -> Number:
+    """The squared norm of everything from the norms of its parts, in order."""
+    square = sum_of_squares(torch.stack([*norms]))
+    return float(square) if square.is_cpu else square
+
+
+def added(numbers: list[Number], row: list[Number]) -> list[Number]:
+    """Numbers of several micro batches, with those of one more."""
+    return [sum(pair) for pair in zip(numbers, row, strict=True)] if numbers else row
 
 
 def numbers_tensor(rows: Sequence[Sequence[Number]], device: torch.device) -> Tensor:

@@ -65,6 +65,19 @@ class Block(nn.Module):
         return x + self.drop(self.mlp(self.norm2(x)))
 
 
+class Entry(nn.Module):
+    """Characters and their positions as vectors."""
+
+    def __init__(self, characters: nn.Embedding, positions: nn.Parameter) -> None:
+        super().__init__()
+        self.characters, self.positions = characters, positions
+
+    def forward(self, characters: Tensor) -> Tensor:  # (sample, position) -> (sample, position, width)
+        """All positions at once."""
+        vectors: Tensor = self.characters(characters) + self.positions[: characters.shape[1]]
+        return vectors
+
+
 class CharacterModel(nn.Module):
     """Logits of the next character at every position."""
 
@@ -80,6 +93,10 @@ class CharacterModel(nn.Module):
         x = self.characters(characters) + self.positions[: characters.shape[1]]
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
+
+    def stages(self) -> list[nn.Module]:
+        """The same as a chain of layers, for pipelines."""
+        return [Entry(self.characters, self.positions), *self.blocks, self.norm, self.head]
 
 
 def next_character(model: nn.Module, samples: Tensor) -> Loss:

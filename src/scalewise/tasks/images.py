@@ -58,10 +58,13 @@ def decode(path: Path, size: int) -> Tensor:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(ENDS)) as image:
+            _check_pixels(path, image)
             image.draft("RGB", (size, size))  # JPEG: decode no more than is needed
             square = _middle_square(image.convert("RGB")).resize((size, size), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # whatever Pillow makes of a broken file
         raise _unreadable(path, error) from None
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 
@@ -76,18 +79,26 @@ def _unreadable(path: Path, reason: object) -> DataError:
     return DataError(f"image {path} must be a readable JPEG or PNG file: {reason}; replace or remove it")
 
 
+def _check_pixels(path: Path, image: Image) -> None:
+    """Refuse what would take too much memory, by what the file's header says, before any of it is decoded."""
+    width, height = image.size
+    if width * height > MOST_PIXELS:
+        raise _unreadable(path, f"it has {width} × {height} pixels, at most {MOST_PIXELS:,} are allowed")
+
+
 def check(path: Path) -> None:
     """Refuse a file that is no image, is too large, or ends early; decode it as a whole only when in doubt."""
     from PIL import Image
 
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(ENDS)) as image:
-            kind, (width, height) = image.format or "", image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            kind = image.format or ""
+            _check_pixels(path, image)
+    except DataError:
+        raise
+    except Exception as error:  # whatever Pillow makes of a broken file
         reason = "it is empty" if not path.stat().st_size else str(error).removesuffix(f" {str(path)!r}")
         raise _unreadable(path, reason) from None
-    if width * height > MOST_PIXELS:
-        raise _unreadable(path, f"it has {width} × {height} pixels, at most {MOST_PIXELS:,} are allowed")
     with path.open("rb") as file:
         file.seek(-min(64, path.stat().st_size), 2)
         ends_well = ENDS.get(kind, ENDS["JPEG"]) in file.read()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scalewise.errors import TaskError, UsageError, UserCodeError
+from scalewise.extras import missing
 from scalewise.frames import user_frames
 from scalewise.tasks import BUILT_IN
 from scalewise.tasks.task import Origin, Task
@@ -80,7 +81,11 @@ def _from_file(path: Path) -> Callable[..., Any]:
     sys.path.insert(0, str(path.parent.resolve()))  # so that it can import its neighbours, as a script can
     try:
         spec.loader.exec_module(module)
+    except UsageError:
+        raise
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (extra := missing(error)):
+            raise extra from None
         raise UserCodeError(f"task file {path} failed while it was imported:\n{user_frames(error)}") from error
     if not callable(getattr(module, "task", None)):
         raise TaskError(f"task file {path} must define a function task() that returns a scalewise.Task, found none")
@@ -96,7 +101,11 @@ def _attribute(reference: str, spec: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is not None and module_name.startswith(error.name):
             raise TaskError(f"task {spec}: no module named {error.name}; check the name or install it") from None
+        if extra := missing(error):
+            raise extra from None
         raise UserCodeError(f"task {spec} failed while it was imported:\n{user_frames(error)}") from error
+    except UsageError:
+        raise
     except Exception as error:
         raise UserCodeError(f"task {spec} failed while it was imported:\n{user_frames(error)}") from error
     finally:

@@ -16,6 +16,7 @@ import gzip
 import hashlib
 import io
 import logging
+import math
 import os
 import tarfile
 import tempfile
@@ -26,6 +27,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -33,6 +35,10 @@ from scalewise.errors import DataError
 
 Progress = Callable[[str, int, int], None]  # (what, bytes so far, bytes in all or 0)
 BLOCK = 1 << 20
+ARCHIVE_FACTOR = 2  # of an archive, what it may unpack to for each byte of its files
+GZIP_MAGIC = b"\x1f\x8b"
+LONGEST_HEADER = 4096  # of an array
+PLAIN_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others may ask for gigabytes to unpack a byte
 TIMEOUT_SECONDS = 30
 
 
@@ -204,18 +210,40 @@ def _check_labels(labels: Labels, content: bytes, path: Path) -> None:
         )
 
 
+class _Bounded(io.RawIOBase):
+    """A stream that ends with an error instead of going on for ever, as what a small archive unpacks to may."""
+
+    def __init__(self, stream: BinaryIO | gzip.GzipFile, most_bytes: int) -> None:
+        self._stream, self._left = stream, most_bytes
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Some bytes, as long as there may be any."""
+        found = self._stream.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
+        self._left -= len(found)
+        if self._left < 0:
+            raise OSError("it unpacks to more than it may")
+        return found
+
+
 def _from_archive(source: Source, path: Path) -> dict[str, bytes]:
-    """The files out of a tar archive, by their names alone; nothing else in it is looked at."""
+    """The files out of a tar archive, gzipped or not, by their names alone; nothing else in it is looked at."""
     contents: dict[str, bytes] = {}
     wanted = {file.name: file for file in source.files}
+    most_bytes = ARCHIVE_FACTOR * sum(file.size for file in source.files) + BLOCK
     try:
-        with tarfile.open(path, "r:*") as archive:
+        with _opened(path) as unpacked, tarfile.open(fileobj=_Bounded(unpacked, most_bytes), mode="r|") as archive:
             for member in archive:
                 file = wanted.get(Path(member.name).name)
                 stream = archive.extractfile(member) if file and member.isfile() else None
                 if file and stream:
                     contents[file.name] = _check(file, stream.read(file.size + 1), path / file.name)
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+    except DataError:
+        raise
+    except Exception as error:  # whatever tarfile makes of a broken file
         raise DataError(f"data archive {path} must be readable: {error}; download it again or remove it") from None
     missing = wanted.keys() - contents.keys()
     if missing:
@@ -223,17 +251,45 @@ def _from_archive(source: Source, path: Path) -> dict[str, bytes]:
     return contents
 
 
+def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
+    with path.open("rb") as file:
+        packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+    return gzip.open(path) if packed else path.open("rb")
+
+
 def _from_arrays(source: Source, path: Path) -> dict[str, bytes]:
     """The files' contents rebuilt from the arrays that Keras stores."""
     assert source.arrays is not None
     files = {file.name: file for file in source.files}
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with zipfile.ZipFile(path) as arrays:
             return {
-                name: _check(files[name], _idx(arrays[array]), path / array) for array, name in source.arrays[1].items()
+                name: _check(files[name], _idx(_array(arrays, array, files[name].size)), path / array)
+                for array, name in source.arrays[1].items()
             }
-    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except DataError:
+        raise
+    except Exception as error:  # whatever zipfile and numpy make of a broken file
         raise DataError(f"data file {path} must hold Keras's arrays: {error}; download it again or remove it") from None
+
+
+def _array(arrays: zipfile.ZipFile, name: str, most_bytes: int) -> np.ndarray:
+    """An array of bytes out of an .npz file; its header is compared before anything of its size is made."""
+    member = arrays.getinfo(f"{name}.npy")
+    if member.compress_type not in PLAIN_METHODS:
+        raise ValueError(f"{name} must be stored or deflated, got zip method {member.compress_type}")
+    with arrays.open(member) as stream:
+        header = io.BytesIO(stream.read(LONGEST_HEADER))
+        version = np.lib.format.read_magic(header)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, by_columns, kind = read_header(header)
+        size = math.prod(shape)
+        if kind != np.uint8 or by_columns or not 0 <= size <= most_bytes:
+            raise ValueError(f"{name} must be at most {most_bytes:,} bytes, got {list(shape)} of {kind}")
+        content = header.read() + stream.read(most_bytes + 1)
+    if len(content) != size:
+        raise ValueError(f"{name} must hold {size:,} bytes, got {len(content):,}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _idx(array: np.ndarray) -> bytes:

@@ -95,8 +95,12 @@ class Task:
 
     Arguments:
         model: makes the model; called once per process, seeded.
-        train, test, validation: trees of tensors or map-style datasets; validation may be missing.
-        metrics: functions of (output, target), means over samples; the first is the one that counts.
+        train, test: trees of tensors (or numpy arrays) whose first dimension counts samples, or map-style data sets.
+        validation: likewise; where it is missing and something is selected by it, a tenth of train is held out.
+        loss: the simple form, a mean over samples.
+        step: the general form; exactly one of loss and step is given.
+        metrics: functions of (output, target), means over samples; the first is the one that counts, unless `metric`
+            names another; `higher_is_better` says which way.
         recipe: the task's own single-worker recipe, where flags and auto start from.
         augment: changes a training batch; gets one 64-bit key per sample, from (seed, epoch, sample).
         buffers: buffers that training changes: "mean" (averaged over workers) or "same" (equal on all).
@@ -167,6 +171,12 @@ class Task:
             )
         with torch.no_grad():
             metrics: dict[str, Number] = {name: metric(output, target) for name, metric in self.metrics.items()}
+        for name, value in metrics.items():
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise TaskError(
+                    f"the task's metric {name} must return one number, its mean over samples, got shape "
+                    f"{tuple(value.shape)}; end it with .mean()"
+                )
         return MeanLoss(mean, len(target), metrics)
 
 

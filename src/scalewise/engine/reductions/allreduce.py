@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalewise.engine.flat import Bucket, FlatLayout, Fold, chunk_norms, sum_of_squares
-from scalewise.engine.reductions.protocol import Scale
+from scalewise.engine.reductions.protocol import Scale, wait_for
 
 
 class AllReduce:
@@ -17,6 +17,7 @@ class AllReduce:
         self.sum = fold.buffers[0]
         self.spreads = False
         self.owned = [(0, layout.size)]
+        self.waited_seconds = 0.0
         self._others = fold.buffers[1 : len(fold.plan.nodes)]
         self._parameters = self.sum[: layout.parameters_stop]
         self._works: list[dist.Work] = []
@@ -32,8 +33,7 @@ class AllReduce:
 
     def finish(self, scale: Scale) -> None:
         """Wait and scale."""
-        for work in self._works:
-            work.wait()
+        self.waited_seconds += sum(map(wait_for, self._works))
         self._works.clear()
         scale(self.sum, 0)
 

@@ -16,6 +16,7 @@ class Alone:
         self.sum = fold.buffers[0]
         self.spreads = False
         self.owned = [(0, layout.size)]
+        self.waited_seconds = 0.0
         self._parameters = self.sum[: layout.parameters_stop]
 
     def launch(self, bucket: Bucket) -> None:

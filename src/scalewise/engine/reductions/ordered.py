@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalewise.engine.flat import CHUNK, Bucket, FlatLayout, Fold, chunk_norms, sum_of_squares, sum_rows
-from scalewise.engine.reductions.protocol import Scale
+from scalewise.engine.reductions.protocol import Scale, wait_for
 from scalewise.engine.team import Team, all_gather
 from scalewise.engine.tree import fold_plan, share, whole_nodes
 
@@ -24,6 +24,7 @@ class Ordered:
         self.sum = layout.new()
         self.spreads = sharded
         self.owned = [bucket.shard_range(team.rank) for bucket in self.buckets] if sharded else [(0, layout.size)]
+        self.waited_seconds = 0.0
         self._layout, self._fold, self._team = layout, fold, team
         held = [whole_nodes(share(process, team.size, workers), workers) for process in range(team.size)]
         self._counts = [len(nodes) for nodes in held]
@@ -54,8 +55,7 @@ class Ordered:
         """Sum the shards of each bucket in tree order; gather them unless each process keeps its own."""
         gathers = []
         for bucket in self.buckets:
-            for work in self._works.pop(bucket):
-                work.wait()
+            self.waited_seconds += sum(map(wait_for, self._works.pop(bucket)))
             start, stop = bucket.shard_range(self._team.rank)
             shard = sum_rows(self._in_worker_order(bucket), self._plan)
             scale(shard, start)
@@ -63,8 +63,7 @@ class Ordered:
                 self.sum[start:stop] = shard
             else:
                 gathers.append(all_gather(self.sum[bucket.start : bucket.stop], shard))
-        for work in gathers:
-            work.wait()
+        self.waited_seconds += sum(map(wait_for, gathers))
 
     def _in_worker_order(self, bucket: Bucket) -> list[Tensor]:
         rounds = [iter(space.split(bucket.shard)) for space in self._received[bucket]]
@@ -77,8 +76,7 @@ class Ordered:
         else:
             norms = self.sum.new_empty(self._layout.size // CHUNK)
             works = [self._gather_norms(bucket, norms) for bucket in self.buckets]
-            for work in works:
-                work.wait()
+            self.waited_seconds += sum(map(wait_for, works))
         return sum_of_squares(norms[: self._layout.parameters_stop // CHUNK])
 
     def _gather_norms(self, bucket: Bucket, norms: Tensor) -> dist.Work:
@@ -97,5 +95,4 @@ class Ordered:
             all_gather(state[bucket.start : bucket.stop], shard)
             for bucket, shard in zip(self.buckets, shards, strict=True)
         ]
-        for work in works:
-            work.wait()
+        self.waited_seconds += sum(map(wait_for, works))

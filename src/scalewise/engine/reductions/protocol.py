@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
+import torch.distributed as dist
 from torch import Tensor
 
 from scalewise.engine.flat import Bucket
@@ -19,6 +21,7 @@ class Reduction(Protocol):
     sum: Tensor  # valid in `owned` after `finish`
     owned: list[tuple[int, int]]  # the parts of the flat vector that this process updates
     spreads: bool  # whether updated state must be published, because not every process updates everything
+    waited_seconds: float  # how long this process has waited for others so far; on a CPU, where waiting blocks
 
     def launch(self, bucket: Bucket) -> None:
         """Start on a bucket in which this process's nodes are complete."""
@@ -34,3 +37,10 @@ class Reduction(Protocol):
 
     def publish(self, state: Tensor) -> None:
         """Bring the owners' parts of the flat `state` to every process."""
+
+
+def wait_for(work: dist.Work) -> float:
+    """Wait for an exchange; says how many seconds that took."""
+    began = time.perf_counter()
+    work.wait()
+    return time.perf_counter() - began

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalewise.engine.flat import Bucket, FlatLayout, Fold, chunk_norms, sum_of_squares, sum_rows
-from scalewise.engine.reductions.protocol import Scale
+from scalewise.engine.reductions.protocol import Scale, wait_for
 from scalewise.engine.team import Team
 from scalewise.engine.tree import fold_plan, share, whole_nodes
 
@@ -22,6 +22,7 @@ class Server:
         self._serves = team.rank == SERVER
         self.spreads = True
         self.owned = [(0, layout.size)] if self._serves else []
+        self.waited_seconds = 0.0
         self._fold = fold
         self._parameters = self.sum[: layout.parameters_stop]
         held = [whole_nodes(share(process, team.size, workers), workers) for process in range(team.size)]
@@ -44,8 +45,7 @@ class Server:
 
     def finish(self, scale: Scale) -> None:
         """On the server: the sum of all nodes in tree order."""
-        for work in self._works:
-            work.wait()
+        self.waited_seconds += sum(map(wait_for, self._works))
         self._works.clear()
         if self._serves:
             own = self._fold.buffers[: len(self._fold.plan.nodes)]
@@ -55,12 +55,16 @@ class Server:
     def squared_norm(self) -> Tensor:
         """The server's, told to everybody."""
         norm = sum_of_squares(chunk_norms(self._parameters))
-        dist.broadcast(norm, SERVER)
+        work = dist.broadcast(norm, SERVER, async_op=True)
+        assert work is not None
+        self.waited_seconds += wait_for(work)
         return norm
 
     def complete(self, numbers: Tensor) -> None:
         """The server has them all, and nobody else needs them."""
 
     def publish(self, state: Tensor) -> None:
-        """Send the parameters to everybody."""
-        dist.broadcast(state, SERVER)
+        """Send the parameters to each of the others: all of it leaves the server, as in the classic scheme."""
+        others = range(1, dist.get_world_size())
+        works = [dist.isend(state, other) for other in others] if self._serves else [dist.irecv(state, SERVER)]
+        self.waited_seconds += sum(wait_for(work) for work in works if work is not None)

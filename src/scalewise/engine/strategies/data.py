@@ -1,11 +1,11 @@
-"""How one step is computed over processes: the seam behind which kinds of parallelism are interchangeable."""
+"""Data parallelism: every process holds the model and runs some of the workers."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,75 +15,35 @@ from scalewise.engine.feed import Feed
 from scalewise.engine.flat import Bucket, FlatLayout
 from scalewise.engine.lockstep import Lockstep, check_lockstep
 from scalewise.engine.model import PlacedModel
-from scalewise.engine.placement import Placement, loader_processes
+from scalewise.engine.placement import loader_processes
 from scalewise.engine.reductions.protocol import Scale
-from scalewise.engine.samples import Samples
-from scalewise.engine.team import Gathered, Team
+from scalewise.engine.replicas import fingerprint
+from scalewise.engine.strategies.means import clip_coefficient, mean_factor, scaling
+from scalewise.engine.strategies.protocol import HeldBytes, Setup, StepNumbers, WorkerStep
+from scalewise.engine.team import Gathered
 from scalewise.engine.tree import share
-from scalewise.engine.update import FlatOptimizer, Reader, StateEntry
+from scalewise.engine.update import FlatOptimizer, Reader, StateEntry, owned_stretches
 from scalewise.engine.workers import Workers, numbers_tensor
 from scalewise.nn.sync import exchanging
-from scalewise.recipe import Recipe
-from scalewise.schedules import Cuts
-from scalewise.tasks.task import Number, Task
-
-
-@dataclass(frozen=True)
-class StepNumbers:
-    """A step's numbers on their way: read them a step late, so that nothing waits."""
-
-    rows: Gathered  # (worker, number); the last number is the signal that the worker's process was sent, or 0
-    squared_norm: Tensor | None
-
-
-class Strategy(Protocol):
-    """Place the model, compute and reduce the workers' gradients, update, and give the state by name."""
-
-    model: PlacedModel
-
-    @property
-    def metric_names(self) -> list[str]:
-        """The metrics in each worker's numbers, in order; known after the first step."""
-
-    @property
-    def waited_seconds(self) -> float:
-        """How long this process has waited for its samples so far."""
-
-    def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
-        """The training samples of one worker in one step, and their epochs."""
-
-    def gradients(self, step: int, signal: int) -> StepNumbers:
-        """Compute every worker's gradient and reduce them to their mean; tell all processes of a signal sent here."""
-
-    def update(self, lr: float) -> None:
-        """Change the weights."""
-
-    def state(self) -> list[StateEntry]:
-        """What this process holds of the optimizer's state."""
-
-    def load_state(self, names: Iterable[str], read: Reader) -> None:
-        """Take over a stored optimizer state."""
-
-    def close(self) -> None:
-        """End what runs beside the training."""
+from scalewise.tasks.task import Number
 
 
 class DataParallel:
     """Every process holds the model and runs some of the workers."""
 
-    def __init__(
-        self, task: Task, recipe: Recipe, placement: Placement, team: Team, samples: Samples, cuts: Cuts
-    ) -> None:
-        self.model = PlacedModel(task, recipe, team)
+    def __init__(self, setup: Setup) -> None:
+        task, recipe, placement, team = setup.task, setup.recipe, setup.placement, setup.team
+        self.model = setup.model
         shares = [share(process, team.size, recipe.workers) for process in range(team.size)]
         self._counts = [last - first for first, last in shares]
         self._mine = range(*shares[team.rank])
         loaders = loader_processes(placement, team.here)
-        self.feed = Feed(task, recipe, samples, cuts, team.device, self._mine, loaders)
-        self.workers = Workers(task, recipe, self.model, self.feed, cuts, team.device)
-        self._recipe, self._cuts, self._team = recipe, cuts, team
-        self._wants_norms = placement.noise or recipe.lr_rule == "adascale"
+        self.feed = Feed(task, recipe, setup.samples, setup.cuts, team.device, self._mine, loaders)
+        parameters = [*self.model.parameters.values()]
+        self.workers = Workers(task, recipe, self.model.call, parameters, self.feed, setup.cuts, team.device)
+        self._setup, self._recipe, self._cuts, self._team = setup, recipe, setup.cuts, team
         self._weight_is_samples = task.weight_is_samples
+        self._weights_seconds = 0.0  # waited for the weights of the other processes' losses
         self._lockstep: Lockstep | None = None
         if recipe.batch_norm == "sync" and self.model.averages:
             check_lockstep(team.device, len(self._mine))
@@ -95,10 +55,13 @@ class DataParallel:
         self._weights = self._layout.new()  # the parameters and averages live in it
         self._layout.adopt(self._weights)
         self._fold, self._reduction = reductions.build(placement, self._layout, team, recipe.workers)
+        self._taken: list[int] = []  # the fingerprint of the weights before this step, where it is compared
+        self._computes = False  # whether workers are at it, which change the model's buffers
         self._overlap = _Overlap(self._layout, self._reduction.buckets, self._reduction.launch)
         if len(self._reduction.buckets) > 1:
             self.workers.listen()
-        self._optimizer = FlatOptimizer(recipe, self._layout, self._weights, self._reduction)
+        stretches = owned_stretches(recipe, self._layout, self._weights, self._reduction.owned)
+        self._optimizer = FlatOptimizer(recipe, self._layout, stretches, self._reduction.complete)
         source = self._weights if self._reduction.spreads else self._reduction.sum
         self._new_averages = self._layout.views(source)[len(self.model.parameters) :]
 
@@ -112,12 +75,19 @@ class DataParallel:
         """How long this process has waited for its samples so far."""
         return self.feed.waited_seconds
 
+    @property
+    def exact(self) -> bool:
+        """Whether the sum over workers has one order."""
+        return self._setup.placement.exact
+
+    @property
+    def exchange_seconds(self) -> float:
+        """How long this process has waited for the other processes so far."""
+        return self._weights_seconds + self._reduction.waited_seconds
+
     def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
         """The training samples of one worker in one step, and their epochs."""
-        start = self.feed.position(step, worker)
-        stop = start + self._cuts.parts(step) * self._recipe.worker_batch
-        indices, epochs = self.feed.stream.take(start, stop)
-        return indices.tolist(), epochs.tolist()
+        return self.feed.samples_of(step, worker)
 
     def close(self) -> None:
         """End the loader processes."""
@@ -132,14 +102,18 @@ class DataParallel:
             known = [[row[1]] for row in rows] + [[last_weight]]
             weights.append(self._team.gather_rows(numbers_tensor(known, self._team.device), self._counts))
 
+        if self._team.size > 1:
+            self.model.buffers.remember()
+            self._computes = True
+        self._taken = fingerprint(self._weights) if self._is_compared(step) else []  # before workers change averages
         if self._lockstep is not None:
             return self._gradients_in_lockstep(self._lockstep, step, signal)
-        measures = self._measures(step)
-        if len(self._mine) > 1:
-            self.model.remember_buffers()
+        measures = self._setup.measures(step)
+        if len(self._mine) > 1 and self._team.size == 1:
+            self.model.buffers.remember()
         for leaf, worker in enumerate(self._mine):
             if leaf:
-                self.model.restore_buffers()
+                self.model.buffers.restore()
             last = leaf == len(self._mine) - 1
             ready = self._when_ready(leaf) if last and len(self._reduction.buckets) > 1 else None
             forwarded = gather_weights if last and not self._weight_is_samples else None
@@ -155,7 +129,7 @@ class DataParallel:
         """The same where layers need numbers of all workers in the middle of a pass."""
         compute = self.workers.gradient
         together = [
-            functools.partial(compute, step, worker, self._measures(step), together=True) for worker in self._mine
+            functools.partial(compute, step, worker, self._setup.measures(step), together=True) for worker in self._mine
         ]
         with exchanging(self.model.module, lockstep.exchange):
             results = lockstep.run(together)
@@ -170,17 +144,37 @@ class DataParallel:
             self._reduction.launch(bucket)
         return self._reduced(step, rows, weights)
 
-    def _measures(self, step: int) -> bool:
-        groups = self._recipe.workers * self._cuts.parts(step) * self._recipe.micro_batches
-        return self._wants_norms and groups > 1
-
     def _reduced(self, step: int, rows: list[list[Number]], weights: list[Gathered]) -> StepNumbers:
         """Wait for the sum over workers and make it a mean; the numbers are on their way."""
-        self.model.check_fixed_buffers()
+        self.model.buffers.check_fixed()
+        rows = [[*row, *self._taken] for row in rows]
         gathered = self._team.gather_rows(numbers_tensor(rows, self._team.device), self._counts)
         self._reduction.finish(self._mean(weights, self._cuts.parts(step)))
-        measured = self._measures(step) or self._recipe.clip_norm is not None
-        return StepNumbers(gathered, self._clipped() if measured else None)
+        gathered.arrive()  # so that whoever has updated its weights also has the numbers of that step
+        measured = self._setup.measures(step) or self._recipe.clip_norm is not None
+        return StepNumbers(gathered, self._clipped() if measured else None, bool(self._taken))
+
+    def _is_compared(self, step: int) -> bool:
+        """Whether the processes' weights are compared before a step."""
+        every = self._setup.placement.check_replicas
+        return self._team.size > 1 and every > 0 and step % every == 0
+
+    def worker_steps(self, step: int) -> Iterator[WorkerStep]:
+        """This process's workers' gradients once more, at the weights as they are; nothing else changes."""
+        self.model.buffers.remember()
+        if self._lockstep is not None:
+            compute = [
+                functools.partial(self.workers.gradient, step, worker, True, together=True) for worker in self._mine
+            ]
+            with exchanging(self.model.module, self._lockstep.exchange):
+                results = self._lockstep.run(compute)
+            yield from (WorkerStep(worker, n, [*g]) for worker, (g, n) in zip(self._mine, results, strict=True))
+        else:
+            for worker in self._mine:
+                self.model.buffers.restore()
+                gradients, numbers = self.workers.gradient(step, worker, True)
+                yield WorkerStep(worker, numbers, [*gradients])
+        self.model.buffers.restore()
 
     def _when_ready(self, leaf: int) -> Callable[[int, Tensor], None]:
         """Fold the last worker's gradients while its backward pass goes on, and send full buckets."""
@@ -199,25 +193,16 @@ class DataParallel:
 
     def _mean(self, weights: list[Gathered], parts: int) -> Scale:
         """Gradients divided by the total weight of the global batch, averages by the number of workers."""
-        recipe = self._recipe
-        total = float(sum(weights[0].wait().flatten().tolist())) if weights else float(parts * recipe.global_batch)
-        factor = recipe.worker_batch / total if total else 1.0
-
-        def scale(stretch: Tensor, start: int) -> None:
-            cut = min(max(self._layout.parameters_stop - start, 0), len(stretch))
-            if factor != 1.0:
-                stretch[:cut].mul_(factor)
-            if recipe.workers > 1:
-                stretch[cut:].div_(recipe.workers)
-
-        return scale
+        began = time.perf_counter()
+        known = weights[0].wait() if weights else None
+        self._weights_seconds += time.perf_counter() - began
+        return scaling(self._recipe, self._layout, mean_factor(self._recipe, parts, known))
 
     def _clipped(self) -> Tensor:
         """The squared norm of the mean gradient before clipping; then it is clipped."""
         square = self._reduction.squared_norm()
         if self._recipe.clip_norm is not None:
-            # as torch.nn.utils.clip_grad_norm_ has it
-            coefficient = (self._recipe.clip_norm / (square.sqrt() + 1e-6)).clamp(max=1.0).to(self._layout.dtype)
+            coefficient = clip_coefficient(self._recipe.clip_norm, square).to(self._layout.dtype)
             for start, stop in self._reduction.owned:
                 self._reduction.sum[start : min(stop, self._layout.parameters_stop)].mul_(coefficient)
         return square
@@ -233,10 +218,41 @@ class DataParallel:
             self._reduction.publish(self._weights)
         if self._averages:
             torch._foreach_copy_(self._averages, self._new_averages)
+        self._computes = False
+
+    @contextmanager
+    def whole(self) -> Iterator[PlacedModel]:
+        """The model itself."""
+        yield self.model
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Overwrite parameters and buffers."""
+        self.model.load(tensors)
+
+    def fingerprint(self) -> list[int] | None:
+        """Of the weights and averages, which are in one vector."""
+        return fingerprint(self._weights)
+
+    def broken(self) -> str | None:
+        """The name of a parameter that is not finite."""
+        return next((name for name, value in self.model.parameters.items() if not value.isfinite().all()), None)
+
+    def held(self) -> HeldBytes:
+        """The model, the sums over workers, and the state of what this process updates."""
+        vectors = {buffer.data_ptr(): buffer.nbytes for buffer in (*self._fold.buffers, self._reduction.sum)}
+        return HeldBytes(self._weights.nbytes, sum(vectors.values()), self._optimizer.bytes())
 
     def state(self) -> list[StateEntry]:
         """The optimizer's state: what this process has, and need not share."""
         return self._optimizer.state() if self._reduction.spreads or self._team.leads else []
+
+    def survived(self) -> list[StateEntry] | None:
+        """Everything, unless each process updates a part; what the workers of a broken step changed is undone."""
+        if self._reduction.spreads:
+            return None
+        if self._computes:
+            self.model.buffers.restore()
+        return self._optimizer.state()
 
     def load_state(self, names: Iterable[str], read: Reader) -> None:
         """Fill the optimizer's state for what this process updates."""

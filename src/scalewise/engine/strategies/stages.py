@@ -1,0 +1,146 @@
+"""A model as a chain of layers, cut into stages of about equal cost.
+
+A chain is what `stages()` of the model returns, the layers of an nn.Sequential, or the children of any other model in
+the order in which they were registered. Whether a chain is the model is tried on a batch: both must give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from scalewise.errors import PlacementError, TaskError
+
+NEEDED = (
+    "--parallel pipeline needs a model that is a chain of layers: an nn.Sequential, or one with a method stages() that "
+    "returns its layers in order, each called with what the one before returned"
+)
+
+
+class Stage(nn.Module):
+    """Some layers, one after another."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pass all of them."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@torch.no_grad()
+def split(module: nn.Module, example: Tensor, count: int) -> tuple[list[Stage], list[Tensor]]:
+    """The model as `count` stages that share its parameters, and what goes into each (and out of the last).
+
+    Arguments:
+        module: to be split.
+        example: a micro batch that it takes, to see whether the chain is the model, and what each layer costs.
+        count: how many stages.
+    """
+    module.eval()
+    units = _units(_chain(module, example))
+    if len(units) < count:
+        raise PlacementError(
+            f"--parallel pipeline needs a layer with trainable parameters for every process, got {len(units)} "
+            f"layer{'' if len(units) == 1 else 's'} for {count} processes; lower --processes to {len(units)} or less"
+        )
+    bounds = balanced(_costs(units, example), count)
+    stages = [Stage([layer for unit in units[start:stop] for layer in unit]) for start, stop in bounds]
+    _check_apart(stages)
+    flows = [example]
+    for stage in stages:
+        flows.append(stage(flows[-1]))
+    for stage in stages:  # not before: stages may share a layer without parameters
+        stage.train()
+    return stages, flows
+
+
+def _chain(model: nn.Module, example: Tensor) -> list[nn.Module]:
+    """The layers that make the model when they are called in turn."""
+    own = getattr(model, "stages", None)
+    children = [*model] if isinstance(model, nn.Sequential) else [*model.children()]  # a layer may come twice
+    layers = _flattened([*own()] if callable(own) else children)
+    if not all(isinstance(layer, nn.Module) for layer in layers):
+        raise TaskError(f"{NEEDED}; its stages() returns something other than modules: wrap them in nn.Module")
+    held = {id(tensor) for layer in layers for _, tensor in named(layer)}
+    missing = [name for name, tensor in named(model) if id(tensor) not in held]
+    kind = type(model).__name__
+    if missing:
+        raise TaskError(f"{NEEDED}; the layers of {kind} do not hold {missing[0]!r}: add stages() to it")
+    expected = model(example)
+    try:
+        found = Stage(layers)(example)
+    except Exception:  # whatever happens when layers are called that were not made to be called in turn
+        found = None
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor) or not torch.equal(found, expected):
+        raise TaskError(
+            f"{NEEDED}; the children of {kind}, called in turn, do not give what it gives: add stages() to it"
+        )
+    return layers
+
+
+def named(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters and buffers of a module."""
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _flattened(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    return [inner for layer in layers for inner in (_flattened([*layer]) if type(layer) is nn.Sequential else [layer])]
+
+
+def _units(layers: list[nn.Module]) -> list[list[nn.Module]]:
+    """Layers with parameters, each with those without that follow it; the first also with those before."""
+    units: list[list[nn.Module]] = []
+    before: list[nn.Module] = []
+    for layer in layers:
+        if any(parameter.requires_grad for parameter in layer.parameters()):
+            units.append([*before, layer])
+            before = []
+        elif units:
+            units[-1].append(layer)
+        else:
+            before.append(layer)
+    return units
+
+
+def _costs(units: list[list[nn.Module]], example: Tensor) -> list[float]:
+    """Each unit's share of the operations and of the parameters, added: a stage takes both time and memory."""
+    operations, parameters = [], []
+    for unit in units:
+        stage = Stage(unit)
+        with FlopCounterMode(display=False) as counter:
+            example = stage(example)
+        operations.append(counter.get_total_flops())
+        parameters.append(sum(parameter.numel() for parameter in stage.parameters()))
+    work, size = max(1, sum(operations)), sum(parameters)
+    return [a / work + b / size for a, b in zip(operations, parameters, strict=True)]
+
+
+def balanced(costs: Sequence[float], count: int) -> list[tuple[int, int]]:
+    """Ranges of neighbours, none empty, of which the most expensive is as cheap as can be.
+
+    >>> balanced([1.0, 1.0, 1.0, 5.0], 2)
+    [(0, 3), (3, 4)]
+    """
+    best: dict[tuple[int, int], tuple[float, list[tuple[int, int]]]] = {(0, 0): (0.0, [])}
+    for parts in range(1, count + 1):
+        for stop in range(parts, len(costs) + 1):
+            options = []
+            for start in range(parts - 1, stop):
+                known = best.get((parts - 1, start))
+                if known is not None:
+                    options.append((max(known[0], sum(costs[start:stop])), [*known[1], (start, stop)]))
+            best[parts, stop] = min(options)
+    return best[count, len(costs)][1]
+
+
+def _check_apart(stages: list[Stage]) -> None:
+    owners = [{id(parameter) for parameter in stage.parameters()} for stage in stages]
+    if len(set().union(*owners)) < sum(map(len, owners)):
+        raise TaskError(f"{NEEDED}; two stages share a parameter: give each its own, or lower --processes")

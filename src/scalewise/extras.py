@@ -1,0 +1,50 @@
+"""Libraries that only some people need: which extra brings each, and one clear line where it is missing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+
+from scalewise.errors import MissingExtra
+
+# By the name that is imported.
+EXTRAS = {
+    "PIL": "images",
+    "accelerate": "accelerate",
+    "keras": "keras",
+    "lightning": "lightning",
+    "mlflow": "mlflow",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
+    "transformers": "transformers",
+    "wandb": "wandb",
+}
+
+
+def require(module: str) -> ModuleType:
+    """Import a library, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise missing(error) or error from None
+
+
+def check(module: str) -> None:
+    """Say now that a library is missing, without importing it."""
+    if importlib.util.find_spec(module) is None:
+        error = missing(ModuleNotFoundError(name=module))
+        assert error is not None
+        raise error
+
+
+def missing(error: ModuleNotFoundError) -> MissingExtra | None:
+    """What to say where one of the libraries is not there.
+
+    >>> str(missing(ModuleNotFoundError("", name="lightning.pytorch")))
+    "lightning is needed and not installed; run: pip install 'scalewise[lightning]'"
+    """
+    name = (error.name or "").partition(".")[0]
+    if name not in EXTRAS:
+        return None
+    return MissingExtra(f"{name} is needed and not installed; run: pip install 'scalewise[{EXTRAS[name]}]'", name=name)
