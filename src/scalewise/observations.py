@@ -20,6 +20,9 @@ from scalewise.records import finite, read
 _FILE = re.compile(r"process-(\d+)\.jsonl")
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
+
 @dataclass(frozen=True)
 class WatchedProcess:
     """A process, its model and its optimizer.
@@ -49,6 +52,7 @@ class WatchedStep:
     inputs: one 32-bit fingerprint a sample, packed by `pack`; of the first 64 samples of each micro batch, at most.
     first_square: ‖gradient of this process's first micro batch‖², before any averaging over processes.
     square: ‖gradient‖² after the last backward pass, before clipping; under FSDP2 this process's part of it.
+    part_square: ‖mean gradient‖² of the parts, each of part_samples samples, of a step with one backward pass.
     averaging: per micro batch, (positions with a gradient at the model's output, sum of its absolute values).
     top_label: how many samples of the micro batches seen have the commonest label, that label, and of how many.
     weights: some weights after the step; weight_norm: the norm of all of them.
@@ -66,6 +70,8 @@ class WatchedStep:
     first_square: float | None = None
     square: float | None = None
     gradient_finite: bool | None = None
+    part_samples: float | None = None
+    part_square: float | None = None
     averaging: list[list[float]] | None = None
     top_label: list[int] | None = None
     weights: list[float] | None = None
@@ -98,7 +104,11 @@ class Watched:
 def line(observation: Observation) -> str:
     """One observation as one line of JSON, without what was not looked at."""
     known = {name: value for name, value in vars(observation).items() if value is not None}
-    return json.dumps(finite({"kind": observation.kind, **known}), allow_nan=False)
+    document = {"kind": observation.kind, **known}
+    try:
+        return _ENCODER.encode(document)
+    except ValueError:  # a number that is not finite
+        return _ENCODER.encode(finite(document))
 
 
 def file_of(folder: Path, process: int) -> Path:

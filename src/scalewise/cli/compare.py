@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from scalewise.cli import compare_views as views
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, recipe_flags, resumed_folder
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, leave_page, recipe_flags, resumed_folder
 from scalewise.compare import folder as folders
 from scalewise.compare import table
 from scalewise.compare.comparison import Comparison
@@ -217,6 +217,7 @@ def _run(request: Request, comparison: Comparison, options: Options, folder: Pat
         "seconds": time.monotonic() - began,
     }
     text = folders.save_document(folder, content | comparison.document())
+    leave_page(folder, view.console)
     if pool.stopping:
         raise Interrupted(
             f"{signal.Signals(pool.stopping).name} stopped the comparison; its runs are saved, go on with the same "

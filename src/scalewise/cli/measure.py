@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, recipe_flags, resumed_folder
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, leave_page, recipe_flags, resumed_folder
 from scalewise.cli.measure_view import MeasureView, screen
 from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.errors import Interrupted, ScalewiseError, TargetMissed, UsageError
@@ -209,6 +209,7 @@ def _measure(task: Task, run: RunRecipe, wanted: Wanted, options: Options, folde
     with view.live():
         measurement = measured(task, run, wanted, folder, view.notify)
     text = folders.save_document(folder, {"run": str(folder), **measurement.to_json()})
+    leave_page(folder, view.console)
     view.console.print(screen(measurement, view.console.width))
     view.console.print(f"[dim]folder {folder}[/dim]")
     if options.json:

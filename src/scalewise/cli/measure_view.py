@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.cli.views import console, number, seconds
+from scalewise.cli.views import blocks, console, number, seconds
 from scalewise.measure.memory.budget import show_bytes
 
 if TYPE_CHECKING:
@@ -141,9 +141,11 @@ def with_interval(estimate: NoiseEstimate) -> str:
 def rough(value: float) -> str:
     """Three digits, as nothing here is known better, and no fractions of a sample above ten.
 
-    >>> rough(1234.5), rough(97.31), rough(3.14159)
-    ('1,230', '97', '3.1')
+    >>> rough(1234.5), rough(97.31), rough(3.14159), rough(2.34e21)
+    ('1,230', '97', '3.1', '2.34e+21')
     """
+    if value >= 1e15:
+        return f"{value:.3g}"
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 10 else f"{value:.2g}"
 
 
@@ -151,7 +153,8 @@ def _percent(share: float | None) -> str:
     return "?" if share is None else f"{100 * share:.0f} %"
 
 
-def _table(title: str, *columns: str) -> Table:
+def small_table(title: str, *columns: str) -> Table:
+    """An empty table without lines: the first column to the left, numbers to the right."""
     table = Table(
         title=title,
         title_justify="left",
@@ -169,7 +172,9 @@ def _table(title: str, *columns: str) -> Table:
 def noise_table(report: NoiseReport) -> Table:
     """The noise scale as training goes on."""
     precise = report.preconditioned is not None
-    table = _table("noise scale over training", "", "step", "samples (95 %)", *(["preconditioned"] if precise else []))
+    table = small_table(
+        "noise scale over training", "", "step", "samples (95 %)", *(["preconditioned"] if precise else [])
+    )
     for stage in report.stages:
         cells = [with_interval(stage.estimate)]
         if precise:
@@ -188,7 +193,7 @@ def layers_table(report: NoiseReport) -> Table:
     shown = layers[:LAYER_LINES]
     left_out = len(layers) - len(shown)
     title = "noise scale by layer" + (f", the {LAYER_LINES} largest of {len(layers)}" if left_out else "")
-    table = _table(title, "parameter", "samples (95 %)")
+    table = small_table(title, "parameter", "samples (95 %)")
     for layer in shown:
         table.add_row(escape(layer.name), with_interval(layer.estimate))
     return table
@@ -196,7 +201,7 @@ def layers_table(report: NoiseReport) -> Table:
 
 def efficiency_table(rows: Sequence[Efficiency], own: int) -> Table:
     """What more workers bring."""
-    table = _table("what more workers bring", "workers", "global batch", "sample worth", "steps", "samples")
+    table = small_table("what more workers bring", "workers", "global batch", "sample worth", "steps", "samples")
     for row in rows:
         interval = f" ({_percent(row.low)[:-2]}–{_percent(row.high)})" if row.low is not None else ""
         table.add_row(
@@ -217,7 +222,7 @@ def _times(ratio: float | None) -> str:
 def throughput_table(report: ThroughputReport) -> Table:
     """Samples per second against worker batch, as bars; of many worker batches the largest."""
     threads = f"{report.threads} thread{'' if report.threads == 1 else 's'}"
-    table = _table(
+    table = small_table(
         f"throughput of one worker, {report.device}, {threads}", "worker batch", "samples/s", "", "inference"
     )
     best = max(row.samples_per_second for row in report.rows)
@@ -233,15 +238,13 @@ def throughput_table(report: ThroughputReport) -> Table:
     return table
 
 
-def bar(share: float) -> str:
+def bar(share: float, width: int = BAR_WIDTH) -> str:
     """A bar of a share of the width, exact to an eighth of a character.
 
     >>> bar(0.5)
     '████████████            '
     """
-    eighths = round(share * BAR_WIDTH * 8)
-    rest = " ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else ""
-    return ("█" * (eighths // 8) + rest).ljust(BAR_WIDTH)
+    return blocks(share * width).ljust(width)
 
 
 def memory_lines(report: MemoryReport) -> Text:
@@ -277,7 +280,7 @@ def _verification(found: Measurement) -> list[RenderableType]:
 def sweep_table(report: SweepReport) -> Table:
     """Steps to the target by global batch, beside the law through them."""
     title = f"steps to validation loss {number(report.target)}, median of {_seeds(report.seeds)}"
-    table = _table(title, "global batch", "learning rate", "steps", "by the law", "samples")
+    table = small_table(title, "global batch", "learning rate", "steps", "by the law", "samples")
     for rung in report.rungs:
         law = report.law.steps_at(rung.global_batch).value
         table.add_row(
@@ -294,7 +297,7 @@ def branch_table(report: BranchReport) -> Table:
     """Losses of the branches by number of workers; those that do harm are dim."""
     counts = [*report.stages[0].losses]
     title = f"validation loss after {report.branch_samples:,} more samples with k workers"
-    table = _table(title, "from", "step", *(f"{count}" for count in counts), "critical batch")
+    table = small_table(title, "from", "step", *(f"{count}" for count in counts), "critical batch")
     for stage in report.stages:
         losses = [
             "diverged" if loss is None else f"[{'green' if count <= stage.harmless else 'dim'}]{loss:.3f}[/]"
@@ -347,7 +350,7 @@ def sharpness_table(minima: Sequence[Minimum]) -> Table:
     """How far the loss rises around each run's weights."""
     epsilons = [row.epsilon for row in minima[0].full.rows]
     columns = [f"{space}\nε {epsilon:g}" for space in ("all weights", "subspace") for epsilon in epsilons]
-    table = _table("sharpness: the loss rises by so many percent of 1 + loss", "run", "loss", *columns)
+    table = small_table("sharpness: the loss rises by so many percent of 1 + loss", "run", "loss", *columns)
     for minimum in minima:
         values = [f"{row.value:.3g} %" for report in (minimum.full, minimum.subspace) for row in report.rows]
         table.add_row(escape(minimum.run), number(minimum.full.loss), *values)

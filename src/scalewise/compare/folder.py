@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scalewise.documents import read_json
 from scalewise.errors import RunFolderError
 from scalewise.records import finite, write_atomically
 
@@ -38,8 +39,8 @@ def load_request(folder: Path) -> Request:
     if not file.is_file():
         raise RunFolderError(f"--resume {folder} must be the folder of a comparison, found no {REQUEST_FILE} in it")
     try:
-        return Request(**json.loads(file.read_text()))
-    except (TypeError, ValueError) as error:
+        return Request(**read_json(file))
+    except (OSError, TypeError, ValueError) as error:
         raise RunFolderError(f"{file} must be a stored request, got something else: {error}") from None
 
 

@@ -13,6 +13,7 @@ from scalewise.doctor.norms import statistics_lag, worker_batch_too_small
 from scalewise.doctor.rates import lr_not_adapted, schedule_too_fast, warm_up_missing
 from scalewise.doctor.replicas import replicas_drifted, wrong_averaging
 from scalewise.doctor.runs import read_run
+from scalewise.errors import RunFolderError
 
 Check = Callable[[Evidence, Evidence | None], Verdict]
 
@@ -58,5 +59,10 @@ def diagnose(evidence: Evidence, reference: Evidence | None = None) -> Diagnosis
 
 
 def diagnose_folder(run: Path, reference: Path | None = None) -> Diagnosis:
-    """The diagnosis of a stored run."""
-    return diagnose(read_run(run), read_run(reference) if reference is not None else None)
+    """The diagnosis of a stored run, whose numbers may be anything: where they cannot be, that is said."""
+    try:
+        return diagnose(read_run(run), read_run(reference) if reference is not None else None)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{run} must hold the numbers of a training, got some that cannot be ({error}); restore it or train anew"
+        ) from None

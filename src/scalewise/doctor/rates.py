@@ -25,6 +25,7 @@ SPIKE = 1.3
 FALLEN = 0.85
 BACK = 0.95
 SCATTERS = 4.0
+START_STEPS = 16
 
 
 def lr_not_adapted(evidence: Evidence, reference: Evidence | None) -> Verdict:
@@ -201,7 +202,7 @@ def warm_up_missing(evidence: Evidence, reference: Evidence | None) -> Verdict:
     if not len(losses) or not np.isfinite(losses[0]):
         return Unknown("no loss was seen; add watcher.loss(loss) to the loop") if evidence.watched else None
     cold = evidence.peak and evidence.rates[0] >= COLD_START * evidence.peak
-    early = losses[: max(16, len(losses) // 4)]
+    early = losses[: max(START_STEPS, len(losses) // 4)]
     early = early[np.isfinite(early)]
     if len(early) < 4 or losses[0] <= 0 or not cold or not _spikes(early, SCATTERS * _scatter(losses)):
         return None
@@ -226,7 +227,9 @@ def _spikes(losses: np.ndarray, scatter: float) -> bool:
 
 
 def _scatter(losses: np.ndarray) -> float:
-    """How much the loss varies from step to step late in the run."""
-    late = losses[len(losses) // 2 :]
-    late = late[np.isfinite(late)]
-    return float(np.median(np.abs(np.diff(late)))) if len(late) > 3 else 0.0
+    """How much the loss varies from step to step: late in the run, or at the start where it varies more.
+
+    A mean of squares scatters in proportion to itself, so that its end says little about its start.
+    """
+    parts = (part[np.isfinite(part)] for part in (losses[:START_STEPS], losses[len(losses) // 2 :]))
+    return max(float(np.median(np.abs(np.diff(part)))) if len(part) > 3 else 0.0 for part in parts)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from scalewise.doctor.evidence import Baseline, BatchNorm, Evidence
 from scalewise.doctor.watched import from_watched
+from scalewise.documents import read_json
 from scalewise.errors import RunFolderError
 from scalewise.noise import NoiseEstimate
 from scalewise.observations import is_watched, read_folder
@@ -26,7 +26,7 @@ def read_run(folder: Path) -> Evidence:
         )
     try:
         return _from_training(folder)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise RunFolderError(
             f"{folder} must hold the files of a run, got something else in them ({error!r}); train anew with --out"
         ) from None
@@ -62,7 +62,7 @@ def _from_training(folder: Path) -> Evidence:
 
 def _json(path: Path) -> dict[str, Any]:
     """A JSON object, or an empty one where there is no such file: a run that was stopped has no result."""
-    content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    content: dict[str, Any] = read_json(path) if path.is_file() else {}
     return content
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from scalewise.doctor.evidence import BatchNorm, Evidence
 from scalewise.noise import NoiseEstimate, NoiseScale
+from scalewise.noise.estimate import rounded_up
 from scalewise.observations import Watched, WatchedStep
 
 
@@ -49,13 +51,16 @@ def _noise(processes: list[Watched]) -> NoiseEstimate | None:
     """The noise scale, from the gradient of the first micro batch and that of the whole step.
 
     The first micro batch stands for all of a step, being one of them at random. It is seen process by process before
-    DistributedDataParallel averages, else after the sum over shards, where several micro batches are needed. Nothing
-    is known where processes average their gradients in a way that cannot be seen.
+    DistributedDataParallel averages, else after the sum over shards, where several micro batches are needed. One
+    process with one micro batch a step has looked at a part of that. Nothing is known where processes average their
+    gradients in a way that cannot be seen.
     """
     first = processes[0].process
     if len(processes) < first.processes or (first.processes > 1 and not (first.reduces or first.sharded)):
         return None
     tables = [{step.step: step for step in one.steps if step.first_square is not None} for one in processes]
+    if first.processes == 1 and (parts := _noise_of_parts(processes[0].steps)) is not None:
+        return parts
     scale = NoiseScale()
     for number in sorted(set.intersection(*map(set, tables))):
         rows = [table[number] for table in tables]
@@ -69,6 +74,20 @@ def _noise(processes: list[Watched]) -> NoiseEstimate | None:
             scale.observe(float(np.mean(squares)), whole, len(rows) * micro_batches, float(np.mean(samples)))
     estimate = scale.estimate()
     return estimate if estimate.value is not None or estimate.low is not None else None
+
+
+def _noise_of_parts(steps: list[WatchedStep]) -> NoiseEstimate | None:
+    """The noise scale from steps of one micro batch that were looked at in parts too; one in so many of all steps."""
+    scale, looks = NoiseScale(), 0
+    for step in steps:
+        if step.part_square is not None and step.part_samples and step.square is not None and len(step.samples) == 1:
+            scale.observe(step.part_square, step.square, step.samples[0] / step.part_samples, step.part_samples)
+            looks += 1
+    if not looks:
+        return None
+    estimate = scale.estimate()
+    more = estimate.more_steps
+    return estimate if more is None else replace(estimate, more_steps=rounded_up(more * len(steps) / looks))
 
 
 def square(rows: list[WatchedStep], sharded: bool) -> float:

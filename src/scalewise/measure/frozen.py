@@ -57,20 +57,20 @@ class GroupGradients:
         requests = (stream.take(place, place + self._size) for place in places)
         device, layout = training.team.device, training.recipe.layout
         batches = fetched(self._samples, requests, 0, device)
-        model.remember_buffers()
+        model.buffers.remember()
         try:
             for number, batch in enumerate(batches, first):
                 streams.seed_everything(streams.key("noise", self._key, number), device)
                 yield self._gradient(placed(batch, device, layout))
-                model.restore_buffers()
+                model.buffers.restore()
         finally:
-            model.restore_buffers()
+            model.buffers.restore()
 
     def _gradient(self, batch: object) -> list[Tensor]:
         training, recipe = self._training, self._training.recipe
         call = training.strategy.model.call
         with precision(recipe, training.team.device):
-            loss = training.task.evaluate(call, batch, recipe.label_smoothing)  # type: ignore[arg-type]
+            loss = training.task.evaluate(call, batch, recipe.label_smoothing)
         weight = float(loss.pairs()["loss"][1])
         found = torch.autograd.grad(loss.root(weight or 1.0), self._parameters, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
@@ -142,7 +142,7 @@ class PooledNoise:
         gram = []
         for number, parts in enumerate(zip(*self._sums, strict=True)):
             rows = torch.stack(parts)  # (block, …)
-            gram.append(_gram((rows if factors is None else rows * factors[number]).flatten(1)))
+            gram.append(_gram((rows if factors is None else rows * factors[number]).reshape(len(rows), -1)))
         counts = np.array(self._counts[: len(self._sums)], dtype=float)
         by_parameter = torch.stack(squares, 1).cpu().numpy()  # (parameter, block)
         return Table(np.stack(gram), by_parameter, counts, self._group_samples, self._population, self._finite)

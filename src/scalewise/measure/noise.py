@@ -12,7 +12,7 @@ from scalewise.engine.loop import Training
 from scalewise.engine.placement import DeviceName, Placement
 from scalewise.errors import TaskError
 from scalewise.measure.frozen import BLOCKS, GroupGradients, PooledNoise, Table, estimate, preconditioners
-from scalewise.noise.estimate import NoiseEstimate, rounded_up, weighted_mean
+from scalewise.noise.estimate import NoiseEstimate, rounded_up, trapezoid_weights, weighted_mean
 from scalewise.noise.interval import Interval
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
@@ -260,26 +260,12 @@ def _group_samples(training: Training) -> int:
 
 def _average(found: list[tuple[_Look, NoiseEstimate]]) -> NoiseEstimate:
     """The mean over steps, straight lines between the stages."""
-    average = weighted_mean([one for _, one in found], _trapezoid([look.step for look, _ in found]))
+    average = weighted_mean([one for _, one in found], trapezoid_weights([look.step for look, _ in found]))
     if average.enough or average.problem is not None:
         return average
     missing = [look.in_steps(one).more_steps for look, one in found if not one.enough]
     known = [steps for steps in missing if steps is not None]
     return dataclasses.replace(average, more_steps=max(known) if known else None)
-
-
-def _trapezoid(steps: list[int]) -> list[float]:
-    """Weights of the trapezoid rule.
-
-    >>> _trapezoid([0, 1, 2])
-    [0.25, 0.5, 0.25]
-    """
-    total = steps[-1] - steps[0]
-    if not total:
-        return [1 / len(steps)] * len(steps)
-    before = [steps[0], *steps[:-1]]
-    after = [*steps[1:], steps[-1]]
-    return [(end - start) / (2 * total) for start, end in zip(before, after, strict=True)]
 
 
 def _layer(name: str, number: int, looks: list[_Look]) -> LayerNoise:

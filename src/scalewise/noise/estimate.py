@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,3 +131,17 @@ def weighted_mean(estimates: list[NoiseEstimate], weights: list[float]) -> Noise
 
 def _weighted(weights: list[float], values: list[float]) -> float:
     return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+
+def trapezoid_weights(steps: Sequence[int]) -> list[float]:
+    """Weights of the trapezoid rule over steps; they add up to 1.
+
+    >>> trapezoid_weights([0, 1, 2])
+    [0.25, 0.5, 0.25]
+    """
+    total = steps[-1] - steps[0]
+    if not total:
+        return [1 / len(steps)] * len(steps)
+    before = [steps[0], *steps[:-1]]
+    after = [*steps[1:], steps[-1]]
+    return [(end - start) / (2 * total) for start, end in zip(before, after, strict=True)]

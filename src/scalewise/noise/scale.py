@@ -141,7 +141,7 @@ class NoiseScale:
 
     @property
     def current(self) -> float | None:
-        """Ratio of the exponential averages; None before the first step and where |G|² is not positive."""
+        """Ratio of the exponential averages; None before the first step and where `|G|²` is not positive."""
         signal, noise = (float(value) for value in self._average)
         return noise / signal if signal > 0 else None
 

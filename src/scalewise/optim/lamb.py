@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
 from scalewise.optim.layerwise import Group, LayerWise, Member, Tensors
+from scalewise.optim.native import Layers, doubles
 from scalewise.optim.norms import Vector, local_part, norm, norms
 from scalewise.optim.rules import trust_ratio, trust_ratios
 
@@ -85,6 +88,21 @@ class LAMB(LayerWise):
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
         return {"step": torch.zeros((), dtype=torch.float32), **zeros}
+
+    def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member]) -> None:
+        weights, gradients = [member.weight for member in members], [member.gradient for member in members]
+        states = [member.state for member in members]
+        moments = ([state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states])
+        for state in states:
+            count_step(state)
+        beta1, beta2 = group["betas"]
+        steps = [state["step"].item() for state in states]
+        biases = [
+            doubles(values) for values in ([1 - beta1**t for t in steps], [math.sqrt(1 - beta2**t) for t in steps])
+        ]
+        largest = math.inf if group["largest_ratio"] is None else group["largest_ratio"]
+        layers = Layers((weights, gradients, *moments), [member.decay for member in members])
+        layers.call(library.lamb, biases, float(group["lr"]), beta1, beta2, group["eps"], largest)
 
     @np.errstate(over="ignore", invalid="ignore")
     def _update_batch(self, group: Group, members: list[Member]) -> None:

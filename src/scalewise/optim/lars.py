@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
 from scalewise.optim.layerwise import Group, LayerWise, Member, Tensors
+from scalewise.optim.native import Layers
 from scalewise.optim.norms import local_part, memory, norm, norms
 from scalewise.optim.rules import local_rate, local_rates
 
@@ -55,6 +58,12 @@ class LARS(LayerWise):
 
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": torch.zeros_like(weight)}
+
+    def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member]) -> None:
+        weights, gradients = [member.weight for member in members], [member.gradient for member in members]
+        buffers = [member.state["momentum_buffer"] for member in members]
+        layers = Layers((weights, gradients, buffers), [member.decay for member in members])
+        layers.call(library.lars, [], float(group["lr"]), group["momentum"], group["trust_coefficient"])
 
     def _update_batch(self, group: Group, members: list[Member]) -> None:
         """Each layer in one pass of torch's fused SGD, whose 1 − dampening is a factor of the gradient: the rate."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, overload
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
+from scalewise.optim.native import compiled
 from scalewise.optim.norms import Vector, kind
 
 BATCH = 1 << 19  # elements that are taken together on a CPU, if there are several layers in them
@@ -34,9 +36,10 @@ class Member(NamedTuple):
 class LayerWise(Optimizer, ABC):
     """An optimizer whose step length is chosen per parameter, from norms.
 
-    On a CPU parameters are updated in small batches: few enough that what they need stays in the cache, and enough that
-    the same code runs several times in a row, since code is cold after every long vector (docs/log.md). Elsewhere, and
-    for DTensors, all parameters of a kind go through torch's foreach kernels, with one exchange of norms.
+    On a CPU parameters are updated in C, one after another (native.py). Without a compiler they are updated in small
+    batches by torch's fused kernels: few enough that what they need stays in the cache, and enough that the same code
+    runs several times in a row, since code is cold after every long vector (docs/log.md). Elsewhere, and for DTensors,
+    all parameters of a kind go through torch's foreach kernels, with one exchange of norms.
     """
 
     def __init__(self, parameters: ParamsT, options: dict[str, Any]) -> None:
@@ -65,13 +68,22 @@ class LayerWise(Optimizer, ABC):
         for group in self.param_groups:
             members = self._members(group)
             plain = [member for member in members if member.vector is not None]
-            for batch in _batches([member for member in plain if member.adapts]):
-                self._update_batch(group, batch)
+            for same in _by_dtype([member for member in plain if member.adapts]):
+                self._update_adapting(group, same)
             for same in _alike([member for member in plain if not member.adapts]):
                 self._update_plainly(group, same)
             for same in _alike([member for member in members if member.vector is None]):
                 self._update_together(group, same)
         return loss
+
+    def _update_adapting(self, group: Group, members: list[Member]) -> None:
+        """Update parameters of one dtype that adapt, in C or, where there is no compiler, with torch's kernels."""
+        library = compiled(members[0].weight.dtype)
+        if library is not None:
+            self._update_natively(library, group, members)
+            return
+        for batch in _batches(members):
+            self._update_batch(group, batch)
 
     def _members(self, group: Group) -> list[Member]:
         """The parameters that have a gradient; on the path of every step, so it does little for each."""
@@ -106,6 +118,10 @@ class LayerWise(Optimizer, ABC):
         """What is kept for a parameter, before its first step."""
 
     @abstractmethod
+    def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member]) -> None:
+        """Update parameters of one dtype that adapt, in C."""
+
+    @abstractmethod
     def _update_batch(self, group: Group, members: list[Member]) -> None:
         """Update a few neighbours that adapt, with fused CPU kernels."""
 
@@ -119,18 +135,25 @@ class LayerWise(Optimizer, ABC):
 
 
 def _batches(members: list[Member]) -> Iterator[list[Member]]:
-    """Neighbours with the same dtype, up to about BATCH elements; longer ones alone."""
+    """Neighbours, up to about BATCH elements; longer ones alone."""
     batch: list[Member] = []
     elements = 0
     for member in members:
         size = member.weight.numel()
-        if batch and (elements + size > BATCH or member.weight.dtype != batch[0].weight.dtype):
+        if batch and elements + size > BATCH:
             yield batch
             batch, elements = [], 0
         batch.append(member)
         elements += size
     if batch:
         yield batch
+
+
+def _by_dtype(members: list[Member]) -> list[list[Member]]:
+    found: dict[torch.dtype, list[Member]] = {}
+    for member in members:
+        found.setdefault(member.weight.dtype, []).append(member)
+    return list(found.values())
 
 
 def _alike(members: list[Member]) -> list[list[Member]]:

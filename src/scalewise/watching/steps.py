@@ -26,6 +26,8 @@ class OpenStep:
     squares: list[Tensor] = field(default_factory=list)
     outputs: list[OutputGradient] = field(default_factory=list)
     gaps: list[Tensor] = field(default_factory=list)
+    half: tuple[float, Tensor] | None = None  # samples of a half, and its mean gradient's square
+    half_seconds: float = 0.0
     weights: tuple[Tensor, Tensor] | None = None
     lr: float = 0.0
     seconds: float = 0.0
@@ -58,6 +60,8 @@ def _observed(number: int, seen: OpenStep, inputs: str | None, layers: list[_Bat
         first_square=first,
         square=squares[-1] if squares else None,
         gradient_finite=math.isfinite(squares[-1]) if squares else None,
+        part_samples=seen.half[0] if seen.half else None,
+        part_square=float(seen.half[1]) if seen.half else None,
         averaging=[[float(one.positions), float(one.size)] for one in seen.outputs] or None,
         top_label=_top_label(seen.outputs),
         weights=[float(value) for value in seen.weights[0]] if seen.weights else None,

@@ -7,9 +7,10 @@ import contextlib
 import functools
 import math
 import os
+import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,10 +22,13 @@ from torch.utils.hooks import RemovableHandle
 
 from scalewise.doctor.diagnose import diagnose_folder
 from scalewise.doctor.evidence import Finding
-from scalewise.errors import UsageError
+from scalewise.doctor.summary import summary
+from scalewise.errors import ScalewiseError, UsageError
+from scalewise.noise import NoiseEstimate
 from scalewise.observations import WatchedLabels, line
 from scalewise.watching.files import describe, open_file
 from scalewise.watching.gradients import norm, output_gradient, square_of
+from scalewise.watching.halves import Halves
 from scalewise.watching.inputs import SAMPLES, some_elements, tensors_of
 from scalewise.watching.statistics import batch_norm_layers, gap
 from scalewise.watching.steps import OpenStep, observed
@@ -41,7 +45,13 @@ ALL_INPUTS = 100_000
 HEAD = 8
 
 
-def watch(model: nn.Module, optimizer: Optimizer, out: str | os.PathLike[str] = "watch", every: int = 1) -> Watcher:
+def watch(
+    model: nn.Module,
+    optimizer: Optimizer,
+    out: str | os.PathLike[str] = "watch",
+    every: int = 1,
+    show: bool = False,
+) -> Watcher:
     """Watch a training loop; `scalewise doctor <out>` then says what is wrong with it.
 
     >>> watcher = watch(model, optimizer)  # doctest: +SKIP
@@ -51,6 +61,7 @@ def watch(model: nn.Module, optimizer: Optimizer, out: str | os.PathLike[str] = 
         optimizer: whose step() ends a step; several backward passes before it are micro batches.
         out: a folder; each process writes its own file there.
         every: look closely at most at every so many steps; it is made longer to stay within 0.5 % of a step's time.
+        show: print `summary()` when watching ends, at the latest with the program.
     """
     inner: object = optimizer
     while not isinstance(inner, Optimizer) or not hasattr(inner, "_optimizer_step_pre_hooks"):
@@ -60,7 +71,7 @@ def watch(model: nn.Module, optimizer: Optimizer, out: str | os.PathLike[str] = 
                 f"optimizer whose step() the loop calls"
             )
         inner = inner.optimizer
-    return Watcher(model, inner, Path(out), every)
+    return Watcher(model, inner, Path(out), every, show)
 
 
 def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
@@ -84,12 +95,30 @@ def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
 class Watcher:
     """Hooks on one model and one optimizer; use it as a context manager, or leave it until the program ends."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, out: Path, every: int) -> None:
-        self.out = out
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        out: Path,
+        every: int = 1,
+        show: bool = False,
+        outputs: Sequence[nn.Module] = (),
+    ) -> None:
+        """Watch from now on.
+
+        Arguments:
+            model, optimizer, out, every, show: as for `watch`.
+            outputs: modules inside of the model, the last called of which makes the output that the loss is computed
+                from; for a model that returns its loss alone.
+        """
+        self.out, self._show = out, show
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._layers = batch_norm_layers(model)
+        self.process = describe(model, optimizer, self._layers)
+        self._halves = Halves(model, self._parameters) if self.process.processes == 1 else None
         self._every = self._interval = max(1, every)
         self._step = 0  # steps that have ended
+        self._now = OpenStep()
         self._begin()
         self._waiting: list[tuple[int, OpenStep]] = []
         self._inputs_seen = 0
@@ -97,7 +126,6 @@ class Watcher:
         self._cost, self._step_seconds, self._ended_at = 0.0, 0.0, time.perf_counter()
         self._during_backward: list[RemovableHandle] = []
         self._during_forward: list[RemovableHandle] = []
-        self.process = describe(model, optimizer, self._layers)
         self._weights = WeightSample(model)
         self._file = open_file(out, self.process.process)
         self._file.write(line(self.process) + "\n")
@@ -106,6 +134,7 @@ class Watcher:
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),
             optimizer.register_step_post_hook(self._after_step),
+            *(module.register_forward_hook(self._inside_forward) for module in outputs),
         ]
         self.closed = False
         self.spent_seconds = 0.0  # by the hooks, from the end of the last step but one to that of the newest
@@ -127,12 +156,26 @@ class Watcher:
         self._flush()
         return diagnose_folder(self.out).findings
 
+    def noise(self) -> NoiseEstimate | None:
+        """The noise scale so far, where it could be measured."""
+        self._flush()
+        return diagnose_folder(self.out).evidence.noise
+
+    def summary(self) -> str:
+        """The noise scale and the findings so far in a few lines, from what all processes have written."""
+        self._flush()
+        return summary(diagnose_folder(self.out))
+
     def close(self) -> None:
         """Remove the hooks and write what is left."""
+        ends = not self.closed
         self._stop()
         for handles in (self._handles, self._during_backward, self._during_forward):
             self._unhook(handles)
         atexit.unregister(self.close)
+        if ends and self._show and self.process.process == 0:
+            with contextlib.suppress(ScalewiseError):  # files of other processes may be gone
+                print(self.summary(), file=sys.stderr)
 
     def _stop(self) -> None:
         """Write what is left, and see nothing more."""
@@ -158,9 +201,12 @@ class Watcher:
         """
         number = self._step
         self._detailed = number % self._interval == 0 or (number < DETAILED_STEPS and number % self._every == 0)
+        alone = len(self._now.samples) < 2  # several micro batches tell the noise themselves
+        self._halved = alone and self._halves is not None and self._halves.due(number)
         number += 1
         self._deep = number % DEEP_INTERVAL == 0 or (number < DEEP_INTERVAL and number & (number - 1) == 0)
         self._now = OpenStep()
+        self._output: Tensor | None = None  # what the loss is computed from; kept from forward to backward only
 
     @_harmless
     def _before_forward(self, model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -203,16 +249,25 @@ class Watcher:
             return
         if (loss := _loss_in(output)) is not None:
             self._now.losses.append(loss.detach())
-        if not self._detailed:
-            return
-        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        if leaves:
-            widest = next((leaf for leaf in leaves if leaf.ndim), leaves[0])
-            widest.register_hook(self._at_output)
+        widest = _widest(output)
+        if self._output is None or (widest is not None and widest.ndim):
+            self._output = widest
+        if self._output is not None and (self._detailed or self._halved):
+            self._output.register_hook(self._at_output)
+
+    @_harmless
+    def _inside_forward(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
+        if module.training and torch.is_grad_enabled() and (widest := _widest(output)) is not None and widest.ndim:
+            self._output = widest
 
     @_harmless
     def _at_output(self, gradient: Tensor) -> None:
-        if gradient.ndim:
+        if self._halves is not None and self._halves.under_way:
+            return  # these are our own passes
+        output, self._output = self._output, None
+        if self._halved and output is not None and gradient.ndim and self._now.samples == [len(gradient)]:
+            self._look_at_half(output, gradient)
+        if gradient.ndim and self._detailed:
             found = output_gradient(gradient)
             self._now.outputs.append(found)
             if found.labels is not None:
@@ -220,6 +275,12 @@ class Watcher:
         # A callback of a callback comes after those that average gradients over processes.
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(lambda: engine.queue_callback(self._after_backward))
+
+    def _look_at_half(self, output: Tensor, gradient: Tensor) -> None:
+        assert self._halves is not None
+        began = time.perf_counter()
+        self._halves.look(output, gradient)
+        self._now.half_seconds = time.perf_counter() - began
 
     @_harmless
     def _local_gradient(self, parameter: Tensor) -> None:
@@ -231,6 +292,10 @@ class Watcher:
         self._unhook(self._during_backward)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         self._now.squares.append(square_of(gradients, self.process.processes, self.process.sharded))
+        if self._halved and self._halves is not None:
+            began = time.perf_counter()
+            self._now.half = self._halves.squares()
+            self._now.half_seconds += time.perf_counter() - began
 
     @_harmless
     def _after_step(self, optimizer: Optimizer, *arguments: object) -> None:
@@ -254,8 +319,10 @@ class Watcher:
         """Look closely less often where it takes more than its share; powers of two, so that processes meet."""
         blend = 0.2 if self._step else 1.0
         self._step_seconds += blend * (done.seconds - done.spent - self._step_seconds)
-        if done.squares and not done.weights:
-            self._cost += (0.2 if self._cost else 1.0) * (done.spent - self._cost)
+        if done.half is not None and self._halves is not None:
+            self._halves.keep_within_budget(done.half_seconds, self._step_seconds)
+        if done.squares and not done.weights and self._detailed:
+            self._cost += (0.2 if self._cost else 1.0) * (done.spent - done.half_seconds - self._cost)
             wanted = self._cost / max(BUDGET * self._step_seconds, 1e-9)
             longer = 2 ** math.ceil(math.log2(max(1.0, wanted)))
             self._interval = max(self._every, min(LONGEST_INTERVAL, longer))
@@ -267,6 +334,12 @@ class Watcher:
             self._file.write(line(step) + "\n")
         self._waiting.clear()
         self._file.flush()
+
+
+def _widest(output: object) -> Tensor | None:
+    """The first tensor with dimensions, else the first of one number, that has a gradient."""
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return next((leaf for leaf in leaves if leaf.ndim), leaves[0]) if leaves else None
 
 
 def _loss_in(output: object) -> Tensor | None:

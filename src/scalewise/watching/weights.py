@@ -14,7 +14,8 @@ class WeightSample:
     """Up to 256 weights spread over all parameters, and the norm of all."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._whole = [parameter for parameter in model.parameters() if not is_sharded(parameter) and parameter.numel()]
+        numbers = (parameter for parameter in model.parameters() if parameter.is_floating_point())
+        self._whole = [parameter for parameter in numbers if not is_sharded(parameter) and parameter.numel()]
         per_tensor = max(1, PLACES // max(1, len(self._whole)))
         stride = max(1, len(self._whole) // PLACES)
         self._places = [

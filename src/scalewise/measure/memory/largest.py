@@ -119,8 +119,8 @@ def largest_worker_batch(
         notify: told what is being done.
     """
     complete, _ = resolve(recipe, {}, "plain", available_cores())
-    check_processes(processes, complete)
     where = placement or Placement()
+    check_processes(processes, complete, where)
     device = choose_device(where.device, 0).type
     _check_device(device)
     given = None if budget is None else Free(budget, "given")

@@ -30,8 +30,9 @@ def train_in(
         check_same(read_recipe(folder), run, folder, task.validation is not None)
         if folder.result.is_file():
             return
-    with Training(task, run.recipe, Placement(device=device), run.derived, alone=True) as training:
-        notify(f"training {training.planned_steps or 'some'} steps, for the weights at their end")
+    where = Placement(device=device)
+    with Training(task, run.recipe, where, run.derived, hold_out=run.hold_out, alone=True) as training:
+        notify(f"training {training.planned_steps or 'some'} steps in {folder.path.name}")
         if folder.recipe.is_file():
             load_newest(training, folder.checkpoints)
         folder.path.mkdir(parents=True, exist_ok=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from scalewise.engine import checkpoint
+from scalewise.engine.model import sha256
 from scalewise.engine.run import RunFolder, RunRecipe, read_recipe
 from scalewise.errors import CheckpointError, RunFolderError
 
@@ -44,6 +45,11 @@ def stored_weights(path: Path) -> StoredWeights:
 
 def _read(file: Path) -> dict[str, Tensor]:
     try:
-        return load_file(file)
+        tensors = load_file(file)
+        with safe_open(file, "pt") as stored:
+            expected = (stored.metadata() or {}).get("sha256")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}; train the run anew") from None
+    if expected is not None and sha256(tensors) != expected:
+        raise CheckpointError(f"{file} is damaged: it does not have its own SHA-256; train the run anew")
+    return tensors
