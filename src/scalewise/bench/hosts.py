@@ -109,16 +109,17 @@ def _connect(host: Host, switch: str, port: str, rate: str | None) -> None:
     _run("ip", "-n", switch, "link", "add", port, *cable)
     _run("ip", "-n", host.name, "address", "add", f"{host.address}/24", "dev", host.interface)
     if rate is not None:  # each end limits what leaves it, so the cable is limited in both directions
-        _limit(host.name, host.interface, rate)
-        _limit(switch, port, rate)
+        limit(host.name, host.interface, rate)
+        limit(switch, port, rate)
     _run("ip", "-n", host.name, "link", "set", "lo", "up")
     _run("ip", "-n", host.name, "link", "set", host.interface, "up")
     _run("ip", "-n", switch, "link", "set", port, "master", BRIDGE, "up")
 
 
-def _limit(namespace: str, interface: str, rate: str) -> None:
+def limit(namespace: str, interface: str, rate: str) -> None:
+    """From now on let no more than `rate` leave an interface."""
     bucket = ["tbf", "rate", rate, "burst", BURST, "latency", QUEUE]
-    _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", *bucket)
+    _run("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *bucket)
 
 
 def _end_processes(namespace: str) -> None:
