@@ -1,0 +1,77 @@
+"""`scalewise report`."""
+
+from __future__ import annotations
+
+import json as to_json
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from scalewise.cli import views
+from scalewise.errors import UsageError
+
+
+def report(
+    runs: list[Path],
+    /,
+    *,
+    out: Path | None = None,
+    open: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    quiet: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Make one self-contained HTML page of one or several runs.
+
+    scalewise report runs/digits-20261116-101500 --open
+    scalewise report runs/one runs/eight --out compared.html
+
+    Parameters
+    ----------
+    runs: list[Path]
+        Folders of train, compare, measure, plan, forecast, bench or profile. Trainings are shown beside each other.
+    out: Path | None
+        The file to write; by default report.html in the folder, or in the working folder for several.
+    open: bool
+        Open the page in a browser.
+    json: bool
+        Print where the page is, and its size, as one JSON document on stdout.
+    quiet: bool
+        Draw nothing.
+    """
+    from scalewise.records import write_atomically
+    from scalewise.report.page import FILE, page
+
+    if os.environ.get("RANK", "0") != "0":
+        return 0  # one process of a job writes
+    path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
+    made = page(runs)
+    _check_writable(path)
+    write_atomically(path, made)
+    if json:
+        print(to_json.dumps({"report": str(path), "runs": [str(run) for run in runs], "bytes": path.stat().st_size}))
+    views.console(quiet).print(f"report {path} ({path.stat().st_size / 1000:,.0f} kB)", markup=False)
+    if open:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+    return 0
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a place where no page can be written, or where something else than a page is."""
+    from scalewise.report.page import is_page
+
+    if path.is_dir():
+        raise UsageError(f"--out must be a file, got the folder {path}; write --out {path / 'report.html'}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--out needs a folder that exists, got {path}; make {path.parent} first")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(
+            f"the page needs a folder that can be written, got {path.parent}; name another file with --out"
+        )
+    if path.exists() and not is_page(path):
+        raise UsageError(
+            f"--out must be a new file or a page of scalewise, got {path}, which is neither; choose another"
+        )

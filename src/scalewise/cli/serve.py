@@ -1,0 +1,73 @@
+"""`scalewise serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json as to_json
+import secrets
+import signal
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from scalewise.cli import views
+from scalewise.errors import Interrupted, RunFolderError, UsageError
+
+
+def serve(
+    folder: Path,
+    /,
+    *,
+    port: int = 0,
+    open: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    quiet: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Show the runs in a folder in a browser, live: follow a run as it trains, look at several beside each other.
+
+    scalewise serve runs
+    scalewise serve runs --port 8700 --open
+
+    Only this machine can ask (127.0.0.1), and only with the token in the printed address. Nothing is written, nothing
+    outside the folder is read, and nothing in it is run. Ctrl-C ends it.
+
+    Parameters
+    ----------
+    folder: Path
+        A folder of run folders, at most four deep.
+    port: int
+        Where to listen; by default a port that is free.
+    open: bool
+        Open the list in a browser.
+    json: bool
+        Print the address as one JSON document on stdout when it can be asked.
+    quiet: bool
+        Draw nothing.
+    """
+    from scalewise.report.serving.library import Library
+    from scalewise.report.serving.server import ADDRESS, Server
+
+    if not folder.is_dir():
+        raise RunFolderError(f"serve needs a folder of runs, found no folder {folder}; check the path")
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port must be between 0 (any that is free) and 65535, got {port}")
+    token = secrets.token_urlsafe(24)
+
+    def ready(bound: int) -> None:
+        address = f"http://{ADDRESS}:{bound}/{token}/"
+        if json:
+            print(to_json.dumps({"url": address, "folder": str(folder)}), flush=True)
+        console = views.console(quiet)
+        console.print(f"serving {folder} at\n{address}", markup=False, soft_wrap=True)
+        console.print("only this machine can open it, with this address; Ctrl-C ends it", style="dim")
+        if open:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    try:
+        number = asyncio.run(Server(Library(folder), token).run(port, ready))
+    except OSError as error:
+        raise UsageError(f"--port {port} cannot be used: {error.strerror}; choose another, or none") from None
+    raise Interrupted(f"{signal.Signals(number).name} ended the server", number)

@@ -1,0 +1,328 @@
+"""From records to the inputs of the planning model, each with where it comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from scalewise.errors import UsageError
+from scalewise.links import Link
+from scalewise.plan import law
+from scalewise.plan.law import Critical
+from scalewise.plan.model import Inputs
+from scalewise.plan.records import Known, Measured, SeenRun, TaskFacts
+from scalewise.recipe import ADAPTIVE, Recipe
+
+NEAR = 8.0  # worker batches within this factor of the recipe's tell how compute grows there
+LEAST_COMPUTE_SPREAD = 0.1  # a machine is never as fast twice
+Gap = Literal["noise", "throughput", "memory", "single"]
+ASSUMED_OVERLAP = (2.0, 1.0, 10.0)  # Assumption: part of the sum hides behind backward, between none and nearly all
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What is planned for."""
+
+    link: Link
+    node_link: Link
+    node_devices: int = 1
+    device_speed: float = 1.0
+    price_per_hour: float | None = None
+    overlap: float | None = None
+    input_samples_per_second: float | None = None
+    memory_bytes: int | None = None  # of a device; by default what was free where it was measured
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of some runs, with the 80 % interval of one more; one run alone has none."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    runs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Metric:
+        """Of runs that had these values."""
+        if len(values) < 2:
+            return cls(values[0] if values else None, None, None, len(values))
+        return cls(*law.mean_interval(values), len(values))
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """The model's inputs, where they come from, and why the target cannot be reached, if it cannot.
+
+    curve: one worker's validation metric by step, of the newest run, for a page on which the target can be moved.
+    seen: the test metric that several workers really came to, by their number.
+    """
+
+    inputs: Inputs
+    notes: tuple[str, ...]
+    unreachable: str | None
+    curve: tuple[tuple[int, float], ...] = ()
+    seen: Mapping[int, Metric] = field(default_factory=dict)
+
+
+def missing(
+    facts: TaskFacts, recipe: Recipe, known: Known, target: float | None, memory_bytes: int | None = None
+) -> list[Gap]:
+    """What must still be measured; with the memory of a device given, records must say how memory grows."""
+    found = [one for one in known.measured if one.optimizer == recipe.optimizer]
+    gaps: list[Gap] = []
+    if not any(one.stages for one in found) and _law_of_runs(facts, recipe, known, target) is None:
+        gaps.append("noise")
+    if not any(one.rates for one in known.measured):
+        gaps.append("throughput")
+    if not any(one.largest_worker_batch if memory_bytes is None else one.memory for one in known.measured):
+        gaps.append("memory")
+    if not [run for run in _singles(known, recipe) if target is None or run.curve]:
+        gaps.append("single")
+    return gaps
+
+
+def assemble(
+    facts: TaskFacts, recipe: Recipe, known: Known, hardware: Hardware, target: float | None = None
+) -> Assembled:
+    """The inputs of the model from everything that is known.
+
+    Arguments:
+        facts, recipe: the task and how one worker learns it.
+        known: the records; those of another worker batch, optimizer or rate are left out of what they do not fit.
+        hardware: what is planned for.
+        target: the validation metric that training ends at; without it training takes one worker's budget.
+    """
+    steps, unreachable = _single_steps(facts, recipe, known, target)
+    critical = _critical(facts, recipe, known, None if unreachable else target)
+    rated = _rated(known)
+    compute = _compute([rate for one in rated for rate in one.rates], recipe.worker_batch)
+    accuracy = _accuracy(recipe, known, None if unreachable else target)
+    largest = _largest(facts, known, hardware.memory_bytes)
+    reading = [run.input_samples_per_second for run in known.runs if run.input_samples_per_second]
+    overlap = ASSUMED_OVERLAP if hardware.overlap is None else (hardware.overlap,) * 3
+    trained = [run.recipe.global_batch for run in (*_singles(known, recipe), *_shared(known, recipe))]
+    swept = [one.trained_global_batch for one in known.measured]
+    inputs = Inputs(
+        worker_batch=recipe.worker_batch,
+        single_steps=steps[0],
+        single_low=steps[1],
+        single_high=steps[2],
+        critical_batch=critical.value,
+        critical_low=critical.low,
+        critical_high=critical.high,
+        lr=recipe.lr,
+        lr_power=0.5 if recipe.optimizer in ADAPTIVE else 1.0,
+        step_seconds=compute.step_seconds,
+        sample_seconds=compute.sample_seconds,
+        compute_spread=compute.spread,
+        parameter_bytes=facts.parameter_bytes,
+        latency_seconds=hardware.link.latency_seconds,
+        bytes_per_second=hardware.link.bytes_per_second,
+        device_speed=hardware.device_speed,
+        node_devices=hardware.node_devices,
+        node_latency_seconds=hardware.node_link.latency_seconds,
+        node_bytes_per_second=hardware.node_link.bytes_per_second,
+        overlap=overlap[0],
+        overlap_low=overlap[1],
+        overlap_high=overlap[2],
+        input_samples_per_second=hardware.input_samples_per_second or min(reading, default=None),
+        largest_worker_batch=largest,
+        price_per_hour=hardware.price_per_hour,
+        accuracy=accuracy.value,
+        accuracy_low=accuracy.low,
+        accuracy_high=accuracy.high,
+        measured_global_batch=max([recipe.worker_batch, *trained, *swept]),
+    )
+    seen = _seen(recipe, known, None if unreachable else target)
+    curve = next((run.curve for run in reversed(_singles(known, recipe)) if run.curve), ())
+    return Assembled(inputs, _notes(known, hardware, critical, largest), unreachable, curve, seen)
+
+
+def _alike(run: SeenRun, recipe: Recipe) -> bool:
+    ours, theirs = recipe, run.recipe
+    same = ("worker_batch", "optimizer", "lr", "epochs")
+    return all(getattr(ours, name) == getattr(theirs, name) for name in same)
+
+
+def _singles(known: Known, recipe: Recipe) -> list[SeenRun]:
+    return [run for run in known.runs if run.recipe.workers == 1 and _alike(run, recipe)]
+
+
+def _shared(known: Known, recipe: Recipe) -> list[SeenRun]:
+    """Runs of several workers that took their steps as auto does."""
+    return [
+        run for run in known.runs if run.recipe.workers > 1 and run.recipe.lr_rule == "adascale" and _alike(run, recipe)
+    ]
+
+
+def steps_to(curve: Sequence[tuple[int, float]], target: float, higher_is_better: bool) -> float | None:
+    """Steps at which a validation metric first reaches a target, on straight lines between evaluations.
+
+    >>> steps_to([(100, 0.5), (200, 1.0), (300, 1.5)], 0.75, higher_is_better=True)
+    150.0
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    before: tuple[int, float] | None = None
+    for step, value in curve:
+        if sign * value >= sign * target:
+            if before is None:
+                return float(step)
+            return before[0] + (target - before[1]) / (value - before[1]) * (step - before[0])
+        before = step, value
+    return None
+
+
+def _single_steps(
+    facts: TaskFacts, recipe: Recipe, known: Known, target: float | None
+) -> tuple[tuple[float, float, float], str | None]:
+    """S₁ with its interval: of the budget, or to the target; and why that cannot be reached, if it cannot."""
+    budget = float(recipe.replace(workers=1, lr_rule="none").total_steps(facts.samples))
+    whole = budget, budget, budget
+    if target is None:
+        return whole, None
+    curves = [run.curve for run in _singles(known, recipe) if run.curve]
+    reached = [steps_to(curve, target, facts.higher_is_better) for curve in curves]
+    found = [steps for steps in reached if steps is not None]
+    if 2 * len(found) <= len(reached):
+        best = (max if facts.higher_is_better else min)(value for curve in curves for _, value in curve)
+        return whole, (
+            f"--target {target:g} is out of reach: the closest possible is {facts.metric} {best:.4g}, the best on "
+            f"validation data of {len(curves)} single-worker run{'s' * (len(curves) != 1)} of {budget:,.0f} steps; "
+            f"lower --target, or raise --epochs"
+        )
+    mean, low, high = law.mean_interval([math.log(steps) for steps in found])
+    gap = budget * recipe.worker_batch / facts.samples  # epochs; evaluations are one apart
+    width = 0.5 * budget / max(gap, 1.0)
+    middle = math.exp(mean)
+    return (middle, max(1.0, min(math.exp(low), middle - width)), max(math.exp(high), middle + width)), None
+
+
+def _law_of_runs(facts: TaskFacts, recipe: Recipe, known: Known, target: float | None) -> Critical | None:
+    """The critical batch by what auto's runs took, where there are any."""
+    shared = _shared(known, recipe)
+    if not shared:
+        return None
+    runs = [*_singles(known, recipe), *shared]
+    points = [
+        (run.recipe.global_batch, steps)
+        for run in runs
+        if (steps := run.steps if target is None else steps_to(run.curve, target, facts.higher_is_better)) is not None
+        and (target is not None or not run.recipe.selects)
+    ]
+    counts = sorted({run.recipe.workers for run in runs})
+    source = f"steps of {len(points)} runs with {', '.join(map(str, counts))} workers"
+    return law.from_runs(points, source)
+
+
+def _critical(facts: TaskFacts, recipe: Recipe, known: Known, target: float | None) -> Critical:
+    by_runs = _law_of_runs(facts, recipe, known, target)
+    measured = [one for one in known.measured if one.stages and one.optimizer == recipe.optimizer]
+    if by_runs is not None and (by_runs.value is not None or not measured):
+        return by_runs
+    return law.from_stages(
+        measured[-1].stages, recipe.worker_batch, f"noise scale along one training ({_place(measured[-1])})"
+    )
+
+
+def _place(measured: Measured) -> str:
+    return str(measured.path.parent)
+
+
+def _rated(known: Known) -> list[Measured]:
+    """Measurements of throughput on the kind of device that the last of them was made on: others say nothing of it."""
+    rated = [one for one in known.measured if one.rates]
+    return [one for one in rated if one.device == rated[-1].device]
+
+
+def _largest(facts: TaskFacts, known: Known, memory_bytes: int | None) -> int | None:
+    """The largest worker batch: as it was measured, or by how memory grows in a device of so much of it."""
+    if memory_bytes is None:
+        return next((one.largest_worker_batch for one in reversed(known.measured) if one.largest_worker_batch), None)
+    line = next((one.memory for one in reversed(known.measured) if one.memory is not None), None)
+    if line is None:
+        return None
+    largest = line.largest(memory_bytes, facts.samples)
+    if largest == 0:
+        raise UsageError(
+            f"--memory must hold one sample at least, by the records {line.fixed_bytes + line.bytes_per_sample:,.0f} "
+            f"bytes, got {memory_bytes:,}; raise it"
+        )
+    return largest
+
+
+def _shown(critical: Critical) -> str:
+    """With its 80 % interval."""
+    value, high = ("unbounded" if end is None else f"{end:,.0f}" for end in (critical.value, critical.high))
+    return f"{value} ({critical.low or 0.0:,.0f} to {high})"
+
+
+@dataclass(frozen=True)
+class Compute:
+    """α, β and their spread: seconds of a step of b samples are α + β·b."""
+
+    step_seconds: float
+    sample_seconds: float
+    spread: float
+
+
+def _compute(rates: Sequence[tuple[int, float]], worker_batch: int) -> Compute:
+    """Least squares on relative errors through the worker batches near the recipe's, with α, β ≥ 0."""
+    near = [rate for rate in rates if worker_batch / NEAR <= rate[0] <= worker_batch * NEAR]
+    chosen = near if len({batch for batch, _ in near}) >= 2 else rates
+    batches = np.array([batch for batch, _ in chosen], float)
+    seconds = batches / np.array([rate for _, rate in chosen])
+    design = np.stack([1 / seconds, batches / seconds], axis=1)
+    (fixed, each), *_ = np.linalg.lstsq(design, np.ones(len(seconds)), rcond=None)
+    if fixed < 0 or len(set(batches)) < 2:
+        fixed, each = 0.0, 1 / np.mean(1 / design[:, 1])
+    elif each < 0:
+        fixed, each = 1 / np.mean(design[:, 0]), 0.0
+    errors = design @ np.array([fixed, each]) - 1
+    spread = float(np.sqrt(np.mean(errors**2)))
+    return Compute(float(fixed), float(each), min(0.5, max(LEAST_COMPUTE_SPREAD, 1.28 * spread)))
+
+
+def _accuracy(recipe: Recipe, known: Known, target: float | None) -> Metric:
+    """One worker's metric: the target, or what it had on test data."""
+    if target is not None:
+        return Metric(target, target, target, 0)
+    return Metric.of(_tested(_singles(known, recipe)))
+
+
+def _seen(recipe: Recipe, known: Known, target: float | None) -> dict[int, Metric]:
+    """What several workers had on test data at the end of their budget, by their number."""
+    runs = _shared(known, recipe) if target is None else []
+    counts = sorted({run.recipe.workers for run in runs})
+    values = {count: _tested([run for run in runs if run.recipe.workers == count]) for count in counts}
+    return {count: Metric.of(tested) for count, tested in values.items() if tested}
+
+
+def _tested(runs: Sequence[SeenRun]) -> list[float]:
+    return [run.test for run in runs if run.test is not None and not run.recipe.selects]
+
+
+def _notes(known: Known, hardware: Hardware, critical: Critical, largest: int | None) -> tuple[str, ...]:
+    """Where the numbers come from, and what was assumed."""
+    notes = [
+        f"critical batch {_shown(critical)} by {critical.source}",
+        f"link: {hardware.link.name}, {hardware.link.source}",
+    ]
+    if hardware.node_devices > 1:
+        link = hardware.node_link
+        notes.append(f"within a node of {hardware.node_devices}: {link.name}, {link.source}")
+    device = _rated(known)[-1].device
+    others = sorted({one.device for one in known.measured if one.rates} - {device})
+    faster = "" if hardware.device_speed == 1 else f", times {hardware.device_speed:g} (given)"
+    notes.append(f"compute of one worker as measured on {device}{faster}")
+    if others:
+        notes.append(f"throughput that was measured on {', '.join(others)} is left out")
+    if hardware.overlap is None:
+        notes.append("how much of the communication hides behind compute is assumed (--overlap)")
+    if largest is None:
+        notes.append("the largest worker batch that fits is not known")
+    return (*notes, *known.notes)

@@ -1,0 +1,218 @@
+"""The planning model: from a few measured numbers to steps, time, money and efficiency at any number of workers.
+
+Closed formulas only, so that a page can compute the same rows (report's script does). With N workers of b samples, each
+on a device of its own, B the critical batch and S₁ the steps of one worker:
+
+    steps          S = ⌈S₁ · (1 + B ÷ (N·b)) ÷ (1 + B ÷ b)⌉       the critical-batch law (McCandlish et al. 2018), and
+                                                                 what AdaScale's gain S₁ ÷ S amounts to
+    learning rate  lr · gain^p                                   p = 1, or ½ for adaptive optimizers
+    compute        c = (m·α + β·b) ÷ device speed                m = ⌈b ÷ largest worker batch⌉ micro batches
+    communication  n = inside(q) + between(N ÷ q)                ring sums within nodes and between them, each
+                                                                 2(P−1)·latency + 2(P−1)÷P · bytes ÷ bandwidth;
+                                                                 q ≤ d devices of every node, the most that divide N
+    step           t = max((c^γ + n^γ)^(1/γ), b ÷ input rate)    1 ≤ γ ≤ 10: overlap (Qiao et al. 2021)
+    time, cost     S·t,   N·S·t · price
+    efficiency     time of one worker ÷ (N · time)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from scalewise.links import Link
+
+WORTH_NAMING = 1.05  # what makes the time longer by more than this factor limits a row; "compute" where nothing does
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that the rows follow from; each `low` and `high` is an end of an 80 % interval.
+
+    Arguments:
+        worker_batch: b, of every worker.
+        single_steps, single_low, single_high: S₁, steps of one worker: of its budget, or to the target.
+        critical_batch, critical_low, critical_high: B in samples; None is unbounded.
+        lr, lr_power: one worker's rate, and the power of the gain by which it grows.
+        step_seconds, sample_seconds: α and β of one worker's compute where it was measured.
+        compute_spread: by which share of it compute may be off.
+        device_speed: how many times faster the devices planned for are.
+        parameter_bytes: that are summed in each step.
+        latency_seconds, bytes_per_second: of the link between nodes.
+        node_devices, node_latency_seconds, node_bytes_per_second: devices in a node, and the link among them.
+        overlap, overlap_low, overlap_high: γ; 1 hides nothing of the communication behind compute, 10 nearly all.
+        input_samples_per_second: that can be read for each worker; None where reading never waits.
+        largest_worker_batch: that fits a device at once; None where that is not known.
+        price_per_hour: of one device; None where nothing is paid.
+        accuracy, accuracy_low, accuracy_high: one worker's metric at the end, or at the target.
+        measured_global_batch: the largest at which training was really seen; rows beyond are extrapolated.
+    """
+
+    worker_batch: int
+    single_steps: float
+    single_low: float
+    single_high: float
+    critical_batch: float | None
+    critical_low: float | None
+    critical_high: float | None
+    lr: float
+    lr_power: float
+    step_seconds: float
+    sample_seconds: float
+    parameter_bytes: int
+    latency_seconds: float
+    bytes_per_second: float
+    compute_spread: float = 0.0
+    device_speed: float = 1.0
+    node_devices: int = 1
+    node_latency_seconds: float = 0.0
+    node_bytes_per_second: float = 1e12
+    overlap: float = 2.0
+    overlap_low: float = 1.0
+    overlap_high: float = 10.0
+    input_samples_per_second: float | None = None
+    largest_worker_batch: int | None = None
+    price_per_hour: float | None = None
+    accuracy: float | None = None
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
+    measured_global_batch: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """What so many workers bring."""
+
+    workers: int
+    global_batch: int
+    lr: float
+    steps: int
+    samples: int
+    seconds: float
+    cost: float | None
+    accuracy: float | None
+    efficiency: float
+    limit: str
+    extrapolated: bool
+    gain: float
+    step_seconds: float
+    throughput_efficiency: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `rows` of the document."""
+        return asdict(self)
+
+
+def rows(inputs: Inputs, workers: Iterable[int]) -> list[Row]:
+    """One row for each number of workers."""
+    return [row(inputs, count) for count in workers]
+
+
+def row(inputs: Inputs, workers: int) -> Row:
+    """What so many workers bring, by the formulas above."""
+    steps, seconds = steps_of(inputs, workers), step_seconds(inputs, workers)
+    one = steps_of(inputs, 1) * step_seconds(inputs, 1)
+    price, gain = inputs.price_per_hour, gain_of(inputs, workers)
+    global_batch = workers * inputs.worker_batch
+    return Row(
+        workers=workers,
+        global_batch=global_batch,
+        lr=inputs.lr * gain**inputs.lr_power,
+        steps=steps,
+        samples=steps * global_batch,
+        seconds=steps * seconds,
+        cost=None if price is None else workers * steps * seconds / 3600 * price,
+        accuracy=inputs.accuracy,
+        efficiency=one / (workers * steps * seconds),
+        limit=limit(inputs, workers),
+        extrapolated=global_batch > inputs.measured_global_batch,
+        gain=gain,
+        step_seconds=seconds,
+        throughput_efficiency=step_seconds(inputs, 1) / seconds,
+    )
+
+
+def gain_of(inputs: Inputs, workers: int) -> float:
+    """How many of one worker's steps a step is worth: (1 + B ÷ b) ÷ (1 + B ÷ (N·b)), between 1 and N."""
+    if inputs.critical_batch is None:
+        return float(workers)
+    ratio = inputs.critical_batch / inputs.worker_batch
+    return (1 + ratio) / (1 + ratio / workers)
+
+
+def steps_of(inputs: Inputs, workers: int) -> int:
+    """Steps to where one worker gets in S₁ (a hair below a whole number is that number)."""
+    return max(1, math.ceil(inputs.single_steps / gain_of(inputs, workers) - 1e-9))
+
+
+def compute_seconds(inputs: Inputs, largest: int | None) -> float:
+    """c: one worker's compute in a step, in as many micro batches as memory makes necessary."""
+    parts = 1 if largest is None else math.ceil(inputs.worker_batch / largest)
+    return (parts * inputs.step_seconds + inputs.sample_seconds * inputs.worker_batch) / inputs.device_speed
+
+
+def communication_seconds(inputs: Inputs, workers: int) -> float:
+    """n: the sum of the gradients within nodes, then between them."""
+    inside = Link("", inputs.node_latency_seconds, inputs.node_bytes_per_second)
+    between = Link("", inputs.latency_seconds, inputs.bytes_per_second)
+    used = devices_used(workers, inputs.node_devices)
+    within = inside.reduction_seconds(inputs.parameter_bytes, used)
+    return within + between.reduction_seconds(inputs.parameter_bytes, workers // used)
+
+
+def devices_used(workers: int, node_devices: int) -> int:
+    """q: on every node equally many, a device for each worker, on as few nodes as that allows.
+
+    >>> devices_used(16, 8), devices_used(9, 8), devices_used(4, 8), devices_used(11, 8)
+    (8, 3, 4, 1)
+    """
+    divisors = (one for one in range(1, math.isqrt(workers) + 1) if workers % one == 0)
+    return max((one for pair in divisors for one in (pair, workers // pair) if one <= node_devices), default=1)
+
+
+def step_seconds(inputs: Inputs, workers: int) -> float:
+    """t: how long a step takes."""
+    compute = compute_seconds(inputs, inputs.largest_worker_batch)
+    shorter, longer = sorted((compute, communication_seconds(inputs, workers)))
+    together = longer * (1 + (shorter / longer) ** inputs.overlap) ** (1 / inputs.overlap)  # powers cannot overflow
+    rate = inputs.input_samples_per_second
+    return max(together, 0.0 if rate is None else inputs.worker_batch / rate)
+
+
+def limit(inputs: Inputs, workers: int) -> str:
+    """What would save the most time if it took none: noise, memory, link or input; compute where little would be saved.
+
+    So a link that is slow, but not as slow as reading the samples, is not what limits.
+    """
+    without = {
+        "memory": step_seconds(replace(inputs, largest_worker_batch=None), workers),
+        "link": step_seconds(inputs, 1),
+        "input": step_seconds(replace(inputs, input_samples_per_second=None), workers),
+    }
+    now = step_seconds(inputs, workers)
+    factors = {"noise": workers / gain_of(inputs, workers)} | {name: now / seconds for name, seconds in without.items()}
+    worst = max(factors, key=lambda name: factors[name])
+    return worst if factors[worst] > WORTH_NAMING else "compute"
+
+
+def ends(inputs: Inputs) -> tuple[Inputs, Inputs]:
+    """The inputs at which time is shortest and longest, for the low and high end of every row's interval."""
+
+    def end(critical: float | None, single: float, overlap: float, factor: float) -> Inputs:
+        return replace(
+            inputs,
+            critical_batch=critical,
+            single_steps=single,
+            overlap=overlap,
+            step_seconds=inputs.step_seconds * factor,
+            sample_seconds=inputs.sample_seconds * factor,
+        )
+
+    spread = inputs.compute_spread
+    low_critical = 0.0 if inputs.critical_low is None else inputs.critical_low
+    return (
+        end(inputs.critical_high, inputs.single_low, inputs.overlap_high, 1 - spread),
+        end(low_critical, inputs.single_high, inputs.overlap_low, 1 + spread),
+    )

@@ -1,0 +1,87 @@
+"""What people write on the command line of plan: prices, durations, speeds and links, turned into numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from scalewise import links
+from scalewise.errors import UsageError
+from scalewise.links import Link
+
+SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+ETHERNET_LATENCY = 50e-6  # Assumption: one message over TCP within a data centre
+NAMED = {  # each way, from data sheets; latencies are those of small NCCL messages, to the order of magnitude
+    "nvlink": Link("nvlink", 5e-6, 300e9, "data sheet: NVLink 3, 12 links of 25 GB/s each way"),
+    "pcie": Link("pcie", 10e-6, 31.5e9, "data sheet: PCIe 4.0, 16 lanes"),
+    "infiniband": Link("infiniband", 5e-6, 25e9, "data sheet: InfiniBand HDR, 200 Gbit/s"),
+}
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([gm])bit(?:/s)?")
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|s|m|h|d)?")
+
+
+def parse_link(text: str, flag: str = "--link") -> Link:
+    """A link by its rate, its name, or a profile that `bench collectives` wrote.
+
+    >>> parse_link("25gbit").bytes_per_second
+    3125000000.0
+    """
+    name = text.lower()
+    if name in NAMED:
+        return NAMED[name]
+    if found := _RATE.fullmatch(name):
+        rate = float(found[1]) * {"g": 1e9, "m": 1e6}[found[2]] / 8
+        if rate > 0:
+            return Link(text, ETHERNET_LATENCY, rate, f"{text} at line rate, {ETHERNET_LATENCY * 1e6:g} µs a message")
+    if not Path(text).is_file():
+        raise UsageError(
+            f"{flag} needs a rate as in 25gbit, one of {', '.join(NAMED)}, or a file with a link profile, got {text!r}"
+        )
+    return links.load(Path(text))
+
+
+def parse_price(text: str) -> float:
+    """Money for one device for an hour.
+
+    >>> parse_price("2.50/h"), parse_price("0.02/min")
+    (2.5, 1.2)
+    """
+    amount, _, unit = text.strip().lstrip("$€£").partition("/")
+    try:
+        price = float(amount) * 3600 / SECONDS[unit.strip() or "h"]
+    except (ValueError, KeyError):
+        price = math.nan
+    if not (math.isfinite(price) and price >= 0):
+        raise UsageError(f"--price needs what one device costs an hour, 0 or more, as in 2.50/h, got {text!r}")
+    return price
+
+
+def parse_duration(text: str) -> float:
+    """Seconds.
+
+    >>> parse_duration("2h"), parse_duration("1h30m"), parse_duration("90")
+    (7200.0, 5400.0, 90.0)
+    """
+    rest, total = text.strip().lower(), 0.0
+    while found := _PART.match(rest):
+        total += float(found[1]) * SECONDS[found[2] or "s"]
+        rest = rest[found.end() :].strip()
+    if rest or not 0 < total < math.inf:
+        raise UsageError(f"--deadline needs a duration above 0, as in 2h, 90min or 1h30m, got {text!r}")
+    return total
+
+
+def parse_speed(text: str) -> float:
+    """How many times faster.
+
+    >>> parse_speed("10x"), parse_speed("0.5")
+    (10.0, 0.5)
+    """
+    try:
+        speed = float(text.strip().lower().removesuffix("x"))
+    except ValueError:
+        speed = math.nan
+    if not (math.isfinite(speed) and speed > 0):
+        raise UsageError(f"--device-speed needs a factor above 0, as in 10x, got {text!r}")
+    return speed

@@ -1,0 +1,1 @@
+"""Run folders in, one self-contained page out; or the same page, live."""

@@ -1,0 +1,1 @@
+"""What each kind of run has to say: one file per kind, records in, sections out."""
