@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from scalewise import nn, optim
+    from scalewise import adapters, nn, optim
     from scalewise.engine.loop import train
     from scalewise.engine.placement import Placement
     from scalewise.errors import ScalewiseError
@@ -41,7 +41,12 @@ _HOMES = {
     "train": "scalewise.engine.loop",
     "watch": "scalewise.watching.watcher",
 }
-_MODULES = {"augment": "scalewise.tasks.augment", "nn": "scalewise.nn", "optim": "scalewise.optim"}
+_MODULES = {
+    "adapters": "scalewise.adapters",
+    "augment": "scalewise.tasks.augment",
+    "nn": "scalewise.nn",
+    "optim": "scalewise.optim",
+}
 
 __all__ = [
     "Epoch",
@@ -54,6 +59,7 @@ __all__ = [
     "Step",
     "Task",
     "accuracy",
+    "adapters",
     "augment",
     "load_task",
     "nn",

@@ -1,0 +1,1 @@
+"""Horovod's shared names where scripts import them from."""

@@ -1,0 +1,400 @@
+"""The processes of the job, as Horovod numbers them, and sets of them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from scalewise.engine.meeting import meet
+from scalewise.engine.team import choose_interface, leave, takes_part
+from scalewise.errors import PlacementError
+from scalewise.horovod import timeline
+from scalewise.horovod.negotiation import Description, Handle, Negotiator, Perform, Request
+from scalewise.horovod.wire import with_zeros
+
+# Horovod waits for slow processes as long as it takes; torch's own limit is half an hour.
+TIMEOUT = timedelta(days=7)
+TORCHRUN = {
+    "rank": "RANK",
+    "size": "WORLD_SIZE",
+    "local_rank": "LOCAL_RANK",
+    "local_size": "LOCAL_WORLD_SIZE",
+    "cross_rank": "GROUP_RANK",
+    "cross_size": "GROUP_WORLD_SIZE",
+}
+
+
+class _Entry:
+    """What the job knows of a set: its number, and for members the group and the agreement within it."""
+
+    def __init__(self, number: int, group: dist.ProcessGroup | None) -> None:
+        self.number: int | None = number  # None once the set is forgotten
+        self.negotiator = Negotiator(group, with_zeros) if group is not None else None
+        self._group = group
+        self._counters: dict[str, count[int]] = {}
+
+    def next_number(self, kind: str) -> int:
+        """A number that is the same on every process that asks as often."""
+        return next(self._counters.setdefault(kind, count(1)))
+
+    def number_anew(self) -> None:
+        """Begin at 1 again, but for optimizers, which are there still."""
+        self._counters = {kind: numbers for kind, numbers in self._counters.items() if kind == "optimizer"}
+
+    def close(self) -> None:
+        """Be forgotten; a group of its own ends with it, and nothing here keeps the job's alive."""
+        if self.negotiator is not None:
+            self.negotiator.leave()
+        group, self._group, self.negotiator, self.number = self._group, None, None, None
+        if group is not None and group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+
+
+class ProcessSet:
+    """Some processes of the job, for collectives among them alone.
+
+    Made by the script, known to the job after `add_process_set`, or as an argument of `init`.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        if not isinstance(ranks, Iterable):
+            raise ValueError(
+                f"a process set needs the numbers of its processes, got a {type(ranks).__name__}; there are no "
+                f"communicators of MPI here: pass a list of ranks"
+            )
+        self.ranks: list[int] | None = sorted(set(ranks))
+        self._entry: _Entry | None = None
+
+    @property
+    def process_set_id(self) -> int | None:
+        """The number that the job knows it by, if it does."""
+        return self._entry.number if self._entry is not None else None
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcessSet) and self.ranks == other.ranks
+
+    __hash__ = object.__hash__
+
+    def _known(self) -> tuple[list[int], _Entry]:
+        _current()
+        if self._entry is None or self._entry.number is None or self.ranks is None:
+            raise ValueError(
+                f"a process set must be added to the job first, got {self}; call add_process_set() or init()"
+            )
+        return self.ranks, self._entry
+
+    def size(self) -> int:
+        """How many processes belong to it."""
+        return len(self._known()[0])
+
+    def included(self) -> bool:
+        """Whether this process does."""
+        return rank() in self._known()[0]
+
+    def rank(self) -> int:
+        """This process's place in it."""
+        ranks, _ = self._known()
+        if rank() not in ranks:
+            raise ValueError(f"only processes of a set have a place in it, got process {rank()} and {self}")
+        return ranks.index(rank())
+
+    def ask(self, kind: str, name: str | None, description: Description, perform: Perform) -> Handle:
+        """Start a collective."""
+        _, entry = self._known()
+        if entry.negotiator is None:
+            raise ValueError(
+                f"only processes of a set can use it, got process {rank()} and {self}; ask process_set.included()"
+            )
+        name = f"{kind}.noname.{entry.next_number(kind)}" if name is None else f"{kind}.{name}"
+        event = torch.cuda.current_stream().record_event() if description.device == "cuda" else None
+        return entry.negotiator.submit(Request(name, description, perform, event))
+
+    def next_number(self, kind: str) -> int:
+        """A number that is the same on every process that asks as often."""
+        return self._known()[1].next_number(kind)
+
+    def join(self) -> int:
+        """Take part with zeros until all have joined."""
+        _, entry = self._known()
+        assert entry.negotiator is not None
+        last = entry.negotiator.join()
+        entry.number_anew()  # who joined early made fewer calls
+        return last
+
+    def open(self, number: int, group: dist.ProcessGroup | None) -> None:
+        """Become known to the job; only members have a group."""
+        self._entry = _Entry(number, group)
+
+    def share(self, known: ProcessSet) -> None:
+        """Be the same set as one that is known, with its number and its end."""
+        self._entry = known._entry
+
+    def close(self) -> None:
+        """Be forgotten by the job."""
+        self._known()[1].close()
+
+
+class _Everyone(ProcessSet):
+    """All processes of the job; before `init`, none."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.ranks = None
+
+
+global_process_set: ProcessSet = _Everyone()
+
+
+@dataclass
+class _Job:
+    """What `init` found out; forgotten by `shutdown`."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    owns_group: bool
+    sets: dict[int, ProcessSet] = field(default_factory=dict)
+
+
+_job: _Job | None = None
+
+
+def init(
+    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
+) -> None:
+    """Take part in the job that torchrun started, or be a job of one process."""
+    global _job
+    if comm:
+        raise PlacementError(f"processes are those that torchrun started, got comm={comm!r}; use process_sets instead")
+    if _job is not None:
+        return
+    owns = not dist.is_initialized()
+    if owns:
+        _connect()
+    _job = _found(owns)
+    _tell_environment(_job)
+    wanted = os.environ.get("HOROVOD_TIMELINE") or "DYNAMIC"  # which stands for start_timeline()
+    if wanted != "DYNAMIC":
+        start_timeline(wanted, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") == "1")
+    global_process_set.ranks = [*range(_job.size)]
+    world = dist.group.WORLD
+    assert world is not None
+    global_process_set.open(0, world)
+    _job.sets[0] = global_process_set
+    atexit.unregister(shutdown)  # of an earlier init
+    atexit.register(shutdown)
+    for process_set in process_sets if process_sets and not isinstance(process_sets, str) else []:
+        _add_or_share(process_set)
+
+
+def _connect() -> None:
+    if not takes_part():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)  # type: ignore[attr-defined]
+        return
+    choose_interface()
+    store, place, size = next(iter(rendezvous("env://", timeout=timedelta(minutes=30))))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    ours = meet(store, place, size)  # neither an earlier start of the job nor an earlier init wrote there
+    dist.init_process_group(backend, store=ours, rank=place, world_size=size, timeout=TIMEOUT)
+
+
+def _found(owns_group: bool) -> _Job:
+    given = os.environ
+    size = dist.get_world_size()
+    together = takes_part() and size > 1
+    return _Job(
+        rank=dist.get_rank(),
+        size=size,
+        local_rank=int(given.get("LOCAL_RANK", "0")) if together else 0,
+        local_size=int(given.get("LOCAL_WORLD_SIZE", "1")) if together else 1,
+        cross_rank=int(given.get("GROUP_RANK", "0")) if together else 0,
+        cross_size=int(given.get("GROUP_WORLD_SIZE", "1")) if together else 1,
+        owns_group=owns_group,
+    )
+
+
+def _tell_environment(job: _Job) -> None:
+    """Set what Horovod's launcher sets: scripts read it."""
+    for name in TORCHRUN:
+        os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(job, name))
+
+
+def _tell_environment_early() -> None:
+    """Set it as torchrun has it: scripts read it before `init`, too."""
+    for name, theirs in TORCHRUN.items():
+        if theirs in os.environ:
+            os.environ[f"HOROVOD_{name.upper()}"] = os.environ[theirs]
+
+
+def shutdown() -> None:
+    """Leave the job; `init` may follow."""
+    global _job
+    if _job is None:
+        return
+    for process_set in _job.sets.values():
+        process_set.close()
+    timeline.end()
+    if _job.owns_group and dist.is_initialized():
+        leave()
+    global_process_set.ranks = None
+    _job = None
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Write from now on, on process 0, when each collective was asked for and run."""
+    if rank() == 0:
+        timeline.begin(Path(file_path), mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the timeline, if there is one."""
+    _current()
+    timeline.end()
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called."""
+    return _job is not None
+
+
+def _current() -> _Job:
+    if _job is None:
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    return _job
+
+
+def rank() -> int:
+    """This process's number in the job."""
+    return _current().rank
+
+
+def size() -> int:
+    """How many processes the job has."""
+    return _current().size
+
+
+def local_rank() -> int:
+    """This process's number on its machine."""
+    return _current().local_rank
+
+
+def local_size() -> int:
+    """How many processes this machine has."""
+    return _current().local_size
+
+
+def cross_rank() -> int:
+    """This machine's number in the job."""
+    return _current().cross_rank
+
+
+def cross_size() -> int:
+    """How many machines the job has."""
+    return _current().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every machine has as many processes."""
+    job = _current()
+    return job.local_size * job.cross_size == job.size
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Make a set of processes known to the job; every process must call this."""
+    job = _current()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    ranks = added.ranks or []
+    if not ranks or not 0 <= ranks[0] <= ranks[-1] < job.size:
+        raise ValueError(f"a process set needs processes between 0 and {job.size - 1}, got {ranks}")
+    if any(added == known for known in job.sets.values()):
+        raise ValueError(f"a process set must have other processes than those known already, got {ranks} again")
+    group = dist.new_group(ranks, timeout=TIMEOUT)
+    number = next(number for number in count(1) if number not in job.sets)
+    added.open(number, group if job.rank in ranks else None)
+    job.sets[number] = added
+    return added
+
+
+def _add_or_share(process_set: ProcessSet | Sequence[int]) -> None:
+    """Make a set known, or the same as one that is known already: `init` takes both."""
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    for known in _current().sets.values():
+        if added == known:
+            added.share(known)
+            return
+    add_process_set(added)
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forget a set; every process must call this. False for one that is not known, or all processes."""
+    job = _current()
+    number = process_set.process_set_id
+    if not number or job.sets.get(number) != process_set:
+        return False
+    process_set.close()
+    del job.sets[number]
+    return True
+
+
+def process_set_by_id(number: int) -> ProcessSet:
+    """The process set of this number."""
+    sets = _current().sets
+    if number not in sets:
+        raise ValueError(f"a process set's number must be one of {[*sets]}, got {number}")
+    return sets[number]
+
+
+def process_set_ids() -> list[int]:
+    """The numbers of all process sets."""
+    return sorted(_current().sets)
+
+
+def process_sets() -> list[ProcessSet]:
+    """All process sets, by number."""
+    return [process_set_by_id(number) for number in process_set_ids()]
+
+
+def _says(answer: bool, text: str) -> Callable[[], bool]:
+    def ask() -> bool:
+        return answer
+
+    ask.__doc__ = text
+    return ask
+
+
+mpi_built = _says(False, "No: there is no MPI.")
+mpi_enabled = _says(False, "No: there is no MPI.")
+mpi_threads_supported = _says(False, "No: there is no MPI.")
+gloo_built = _says(True, "Yes: gloo comes with torch.")
+gloo_enabled = _says(True, "Yes: gloo carries what lies on the CPU.")
+ddl_built = _says(False, "No.")
+ccl_built = _says(False, "No.")
+cuda_built = _says(torch.version.cuda is not None, "Whether torch was built with CUDA.")
+rocm_built = _says(torch.version.hip is not None, "Whether torch was built with ROCm.")
+
+
+def nccl_built() -> int:
+    """NCCL's version as Horovod writes it (2.18.3 is 21803), or 0."""
+    if not (dist.is_nccl_available() and torch.cuda.is_available()):
+        return 0
+    major, minor, patch = (*torch.cuda.nccl.version(), 0, 0)[:3]
+    return int(major * 10000 + minor * 100 + patch)
+
+
+if takes_part():
+    _tell_environment_early()

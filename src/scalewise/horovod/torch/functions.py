@@ -1,0 +1,136 @@
+"""Start values, optimizer state and Python objects, from one process to all."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from scalewise.horovod import wire
+from scalewise.horovod.negotiation import Description, describe
+from scalewise.horovod.processes import ProcessSet, global_process_set, rank
+from scalewise.horovod.torch.collectives import synchronize
+
+TOGETHER_BYTES = 64 * 2**20  # that are broadcast in one message
+
+T = TypeVar("T")
+
+
+def broadcast_parameters(
+    params: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor],
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Overwrite a `state_dict()`, `named_parameters()` or `parameters()` with one process's."""
+    if isinstance(params, Mapping):
+        params = sorted(params.items())
+    elif isinstance(params, Tensor) or not isinstance(params, Iterable):
+        raise ValueError(f"params must be a state_dict() or named_parameters(), got a {type(params).__name__}")
+    pairs = [("", one) if isinstance(one, Tensor) else one for one in params]
+    if any(not (isinstance(pair, tuple) and len(pair) == 2) for pair in pairs):
+        raise ValueError("params must be tensors, or pairs of a name and a tensor; pass model.named_parameters()")
+    overwrite([tensor for _, tensor in pairs if isinstance(tensor, Tensor)], root_rank, process_set)
+
+
+def overwrite(tensors: Iterable[Tensor], root_rank: int, process_set: ProcessSet) -> None:
+    """Overwrite tensors with one process's, many in one message."""
+    handles = []
+    for part in _portions(tensors):
+        work = [tensor.detach().contiguous() for tensor in part]
+        description = describe("broadcast", work, f"from {root_rank}")
+        handle = process_set.ask("broadcast", None, description, wire.broadcast_together(work, root_rank))
+        handles.append((handle, part, work))
+    for handle, part, work in handles:
+        synchronize(handle)
+        for tensor, received in zip(part, work, strict=True):
+            if tensor.data_ptr() != received.data_ptr():
+                tensor.detach().copy_(received)
+
+
+def _portions(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors on one device, up to 64 MiB together."""
+    portions: list[list[Tensor]] = []
+    room = 0
+    for tensor in tensors:
+        room -= tensor.numel() * tensor.element_size()
+        if room < 0 or tensor.device != portions[-1][0].device:
+            portions.append([])
+            room = TOGETHER_BYTES - tensor.numel() * tensor.element_size()
+        portions[-1].append(tensor)
+    return portions
+
+
+def broadcast_object(
+    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> T:
+    """One process's Python object, on every process."""
+    mine = rank() == root_rank
+    data = pickle.dumps(obj) if mine else b""
+    description = Description("broadcast_object", details=(f"from {root_rank}",))
+    received = synchronize(process_set.ask("broadcast_object", name, description, wire.send_bytes(data, root_rank)))
+    result: T = obj if mine else pickle.loads(received)
+    return result
+
+
+def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
+    """Every process's Python object, in process order."""
+    gather = wire.gather_bytes(pickle.dumps(obj))
+    received = synchronize(process_set.ask("allgather_object", name, Description("allgather_object"), gather))
+    return [pickle.loads(data) for data in received]
+
+
+def broadcast_optimizer_state(
+    optimizer: Optimizer, root_rank: int = 0, process_set: ProcessSet = global_process_set
+) -> None:
+    """Give every process one process's optimizer state: its options, and its tensors if it has any.
+
+    As with Horovod, parameters without a gradient have one of zeros afterwards; parameters do not change.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("the state of torch.optim.LBFGS cannot be broadcast; use another optimizer")
+    state = optimizer.state_dict() if rank() == root_rank else None
+    tensors: list[Tensor] = []
+    plain = broadcast_object(_without_tensors(state, tensors), root_rank, process_set=process_set)
+    received: list[Tensor] = []
+    state = _with_tensors(plain, received)
+    overwrite(tensors if rank() == root_rank else received, root_rank, process_set)
+    if rank() != root_rank:
+        optimizer.load_state_dict(state)
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+class _Place:
+    """Where a tensor was."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device.type
+
+
+def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:  # noqa: ANN401
+    """The same tree with places instead of tensors, which are collected."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return _Place(value)
+    if isinstance(value, dict):
+        return {key: _without_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_without_tensors(item, tensors) for item in value)
+    return value
+
+
+def _with_tensors(value: Any, tensors: list[Tensor]) -> Any:  # noqa: ANN401
+    """The same tree with new tensors instead of places, in the same order."""
+    if isinstance(value, _Place):
+        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device))
+        return tensors[-1]
+    if isinstance(value, dict):
+        return {key: _with_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with_tensors(item, tensors) for item in value)
+    return value

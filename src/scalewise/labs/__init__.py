@@ -1,0 +1,23 @@
+"""What the notebooks in `labs/` share: checked answers, figures, and the notebooks themselves.
+
+Needs `pip install scalewise[labs]`. `python -m scalewise.labs my-folder` writes the notebooks there.
+"""
+
+from scalewise.labs.commands import program, scalewise
+from scalewise.labs.drawing import COLORS, animate, figures, show, table
+from scalewise.labs.files import code, measured, write
+from scalewise.labs.questions import check
+
+__all__ = [
+    "COLORS",
+    "animate",
+    "check",
+    "code",
+    "figures",
+    "measured",
+    "program",
+    "scalewise",
+    "show",
+    "table",
+    "write",
+]
