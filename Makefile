@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo browser test lint format docs labs bench clean
 .DEFAULT_GOAL := help
 
 help:  ## Show the targets
@@ -18,8 +18,15 @@ help:  ## Show the targets
 demo: .venv/ready  ## One worker, then eight workers on one and on two processes: the same bytes
 	@$(BIN)/python examples/demo.py
 
-test: .venv/ready  ## All tests (CPU, at most 15 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+browser:  ## Chromium for the tests of the page, where it is missing and may be installed
+	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
+	  && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y -qq --no-install-recommends chromium; } \
+	  > /dev/null 2>&1; } || echo "there is no Chromium: the tests of the page in a browser will be skipped"
+
+test: .venv/ready browser  ## All tests (CPU, at most 15 minutes on 2 cores)
+	@export GOMP_SPINCOUNT=2000; $(BIN)/python -m pytest -n 2 --dist loadfile || { [ $$? = 1 ] \
+	  && echo "Once more, one at a time, what failed: who passes now was disturbed by what ran beside it; look into it." \
+	  && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 lint: .venv/ready  ## Format check, lint, types
 	@$(BIN)/ruff format --check .
@@ -29,6 +36,13 @@ lint: .venv/ready  ## Format check, lint, types
 format: .venv/ready  ## Rewrite the code in the project's format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+docs: .venv/ready  ## Build the documentation into docs/build/html
+	@$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d docs/build/doctrees docs docs/build/html
+	@echo "docs/build/html/index.html"
+
+labs: .venv/ready  ## Execute the notebooks and write their pages (LABS='1 4' for some)
+	@$(BIN)/python labs/render.py $(LABS)
 
 # The peers have an environment of their own, so that none of them is needed to develop.
 .venv-bench/ready: pyproject.toml constraints.txt benchmarks/peers.txt
@@ -44,4 +58,4 @@ bench: .venv-bench/ready  ## Measure speed against other tools into benchmarks/r
 	@.venv-bench/bin/python benchmarks/optimizers.py
 
 clean:  ## Remove what the other targets made
-	rm -rf .venv .venv-bench runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-bench runs docs/build .pytest_cache .mypy_cache .ruff_cache

@@ -58,7 +58,7 @@ def test_the_pilot_depends_on_task_recipe_and_seed_alone():
 
 
 def test_auto_is_as_good_as_one_worker_and_counts_its_pilot(scalewise, tmp_path):
-    flags = ["--workers", 8, "--epochs", 4, "--json"]
+    flags = ["--workers", 8, "--epochs", 4, "--processes", 1, "--json"]
     single = scalewise("train", "mlp", "--epochs", 4, "--json", "--quiet").json
     outcome = scalewise("train", "mlp", *flags, "--out", "run", "--checkpoint-steps", 10)
     result = outcome.json
@@ -70,12 +70,13 @@ def test_auto_is_as_good_as_one_worker_and_counts_its_pilot(scalewise, tmp_path)
     assert [value["field"] for value in result["derived"]] == ["lr_rule", "samples", "threads"]
     assert "auto  lr_rule = adascale" in outcome.stderr
     assert result["test"]["accuracy"] > single["test"]["accuracy"] - 0.02
-    resumed = scalewise("train", "mlp", "--resume", "run", "--json", "--quiet").json
+    resumed = scalewise("train", "mlp", "--resume", "run", "--processes", 1, "--json", "--quiet").json
     assert (resumed["steps"], resumed["weights_sha256"]) == (result["steps"], result["weights_sha256"])
 
 
 def test_fixed_epochs_keep_the_samples_of_one_worker(scalewise):
-    result = scalewise("train", "mlp", "--workers", 8, "--epochs", 2, "--epochs-fixed", "--json", "--quiet").json
+    flags = ["--workers", 8, "--epochs", 2, "--epochs-fixed", "--processes", 1, "--json", "--quiet"]
+    result = scalewise("train", "mlp", *flags).json
     assert result["epochs"] == pytest.approx(2.0, abs=0.1)
     assert [value["field"] for value in result["derived"]] == ["lr_rule", "warmup_epochs", "threads"]
     assert result["derived"][0]["value"] == "sqrt"

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -188,10 +189,14 @@ def test_a_folder_that_is_no_run(arguments, plain, tmp_path, scalewise):
 
 def test_a_damaged_run_is_named(plain, tmp_path, scalewise):
     (tmp_path / "recipe.json").write_text((plain / "recipe.json").read_text())
-    (tmp_path / "metrics.jsonl").write_text('{"kind": "step"}\n{"kind": "step"}\n')
-    outcome = scalewise("doctor", tmp_path)
-    assert outcome.code == 2
-    assert "must hold the files of a run" in outcome.stderr
+    for line, said in (
+        ('{"kind": "step", "step": 1}', "must hold the files of a run"),
+        ('{"kind": "step"}', "line 1 must"),
+    ):
+        (tmp_path / "metrics.jsonl").write_text(f"{line}\n{line}\n")
+        outcome = scalewise("doctor", tmp_path)
+        assert outcome.code == 2
+        assert said in outcome.stderr
 
 
 def test_doctor_does_not_import_torch(plain):
@@ -283,6 +288,8 @@ def test_restarts_and_long_warm_ups_are_healthy_schedules():
 def test_a_single_wild_step_is_no_spike():
     wild = (2.0, 2.0, 9.0, *FALLING[3:])
     assert found(evidence(losses=wild)) == []
+    squares = np.random.default_rng(0).chisquare(4, STEPS) / 4  # a mean of few squares: it scatters as it is large
+    assert found(evidence(losses=tuple(np.array(FALLING) * squares))) == []
     spike = (2.0, 4.0, 6.0, 5.0, 4.0, *FALLING[5:])
     assert found(evidence(losses=spike)) == ["warm-up-missing"]
     assert found(evidence(losses=spike, rates=tuple(min(0.1, 0.01 * (step + 1)) for step in range(STEPS)))) == []

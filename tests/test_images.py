@@ -16,7 +16,8 @@ from PIL import Image
 
 import scalewise as sw
 from scalewise.engine.feed import ahead
-from scalewise.errors import DataError, TaskError
+from scalewise.engine.loaders import _until_closed
+from scalewise.errors import DataError, ProcessFailed, TaskError
 from scalewise.tasks import images
 from test_resume import start, wait_for
 
@@ -221,6 +222,24 @@ def test_a_loader_process_that_dies_is_said(scalewise, tmp_path):
     assert outcome.code == 1
     assert "a loader process died" in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+def test_a_loader_process_that_dies_while_it_hands_a_batch_over_is_said_too(error):
+    class Torn:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            raise error
+
+        def _shutdown_workers(self):
+            self.ended = True
+
+    batches = Torn()
+    with pytest.raises(ProcessFailed, match="a loader process died"):
+        next(_until_closed(batches))
+    assert batches.ended
 
 
 def test_iterable_data_are_refused_with_what_to_do(scalewise, tmp_path):

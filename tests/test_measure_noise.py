@@ -222,3 +222,11 @@ def test_too_few_samples_are_refused():
     task = sw.load_task("digits", ["bn=true"])
     with pytest.raises(TaskError, match="at least 4 groups of samples, got 1437 training samples in groups of 512"):
         measure_noise(task, task.recipe.replace(worker_batch=512, threads=1), steps=2, device="cpu")
+
+
+def test_a_scalar_parameter_has_noise_too():
+    pooled = PooledNoise(4, 10_000)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(400):
+        pooled.add([1 + torch.randn((), generator=draw)])
+    assert estimate([pooled.table()]).value == pytest.approx(4, rel=0.3)  # trΣ = 4 · 1 over |G|² = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import scalewise as sw
+from conftest import together
 from scalewise.engine.elementwise import ELEMENT_WISE
 from scalewise.errors import RecipeError
-from scalewise.optim import OPTIMIZERS, layerwise
+from scalewise.optim import OPTIMIZERS, layerwise, native
 from scalewise.optim.norms import norm
 from scalewise.optim.rules import local_rate, local_rates, trust_ratio, trust_ratios
 from scalewise.recipe import Recipe
@@ -167,11 +169,22 @@ def test_hand_derived_two_steps():
     assert two_steps("adam") == pytest.approx(1 - 0.1 - 0.1 * first / second**0.5, rel=1e-6)
 
 
-@pytest.fixture(params=["in batches", "together"])
+PATHS = ["in C", "in batches", "together"]
+
+
+def take(path: str, patch: pytest.MonkeyPatch) -> None:
+    """Choose a way through the parameters; the last one is for accelerators and DTensors, here on the CPU."""
+    if path == "in C" and native.compiled(DOUBLE) is None:
+        pytest.skip("there is no C compiler here")
+    if path == "in batches":
+        patch.setattr(layerwise, "compiled", lambda dtype: None)
+    if path == "together":
+        patch.setattr(layerwise, "_is_plain", lambda weight, others: False)
+
+
+@pytest.fixture(params=PATHS)
 def path(request, monkeypatch) -> str:
-    """Both ways through the parameters; the second one is for accelerators and DTensors, here on the CPU."""
-    if request.param == "together":
-        monkeypatch.setattr(layerwise, "_is_plain", lambda weight, others: False)
+    take(request.param, monkeypatch)
     return request.param
 
 
@@ -279,22 +292,50 @@ def test_vectors_adapt_only_when_asked(path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_both_paths_agree(name, dtype, monkeypatch):
-    found = []
-    for plain in (True, False):
-        with monkeypatch.context() as patch:
-            if not plain:
-                patch.setattr(layerwise, "_is_plain", lambda weight, others: False)
-            torch.manual_seed(0)
-            weights = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((40, 30), (7,), (600, 700))]
-            optimizer = OPTIMIZERS[name](weights, recipe(name))
-            for _ in range(4):
-                for weight in weights:
-                    weight.grad = torch.randn(weight.shape).to(dtype)
-                optimizer.step()
-            found.append(torch.cat([weight.detach().flatten() for weight in weights]))
+def test_all_paths_agree(name, dtype, monkeypatch):
+    first, *others = (taken(path, name, dtype, monkeypatch) for path in PATHS)
     tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 0.1}[dtype]
-    assert torch.allclose(*found, rtol=tolerance, atol=tolerance)
+    for other in others:
+        assert torch.allclose(first, other, rtol=tolerance, atol=tolerance)
+
+
+def taken(path: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The weights after some steps on one of the paths."""
+    with monkeypatch.context() as patch:
+        take(path, patch)
+        torch.manual_seed(0)
+        weights = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((40, 30), (7,), (600, 700))]
+        optimizer = OPTIMIZERS[name](weights, recipe(name))
+        for _ in range(4):
+            for weight in weights:
+                weight.grad = torch.randn(weight.shape).to(dtype)
+            optimizer.step()
+    return torch.cat([weight.detach().flatten() for weight in weights])
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_in_c_threads_change_nothing(name, monkeypatch):
+    alone = taken("in C", name, torch.float32, monkeypatch)
+    monkeypatch.setattr(native, "ELEMENTS_PER_THREAD", 1000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert torch.equal(taken("in C", name, torch.float32, monkeypatch), alone)
+
+
+def test_in_c_autograd_notices_the_update(monkeypatch):
+    take("in C", monkeypatch)
+    weight = torch.ones(3, 3, requires_grad=True)
+    loss = weight.square().sum()
+    weight.grad = torch.ones_like(weight)
+    sw.optim.LARS([weight], lr=0.1).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("words", ["false", "nothing-of-this-name"])
+def test_a_compiler_that_fails_is_done_without(words, monkeypatch):
+    monkeypatch.setenv("CC", words)
+    monkeypatch.setenv("PATH", "" if words.startswith("nothing") else os.environ["PATH"])
+    assert native.compiled.__wrapped__(torch.float32) is None
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
@@ -421,8 +462,8 @@ def test_muon_leaves_matrices_to_adamw_where_asked():
     ]
 
 
-def test_fully_sharded_parameters_on_two_processes(torchrun):
-    outcome = torchrun(2, JOB)
+def test_fully_sharded_parameters_on_two_processes(tmp_path):
+    outcome = together(tmp_path, 2, JOB)
     assert outcome.code == 0, outcome.stderr[-4000:]
     found = json.loads(outcome.stdout.splitlines()[-1])
     assert found.keys() == {"LARS", "LARS, all", "LAMB", "LAMB, all", "Muon"}

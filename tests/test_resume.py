@@ -32,7 +32,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen:
     )
 
 
-def wait_for(condition, process: subprocess.Popen, seconds: float = 120) -> None:
+def wait_for(condition, process: subprocess.Popen, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[1]
@@ -68,7 +68,7 @@ def undisturbed(tmp_path_factory) -> dict:
     return json.loads(done.stdout) | {"records": list(records.read(folder / "run" / "metrics.jsonl"))}
 
 
-@pytest.mark.parametrize(("before", "after", "extra"), [(1, 3, []), (2, 1, []), (3, 2, ["--shard-optimizer"])])
+@pytest.mark.parametrize(("before", "after", "extra"), [(1, 3, []), (3, 2, ["--shard-optimizer"])])
 def test_killed_in_mid_epoch_and_resumed_elsewhere(scalewise, tmp_path, undisturbed, before, after, extra):
     run = tmp_path / "run"
     flags = [*FLAGS, "--out", "run", "--checkpoint-steps", "5", "--processes", str(before), *extra]

@@ -16,23 +16,47 @@ SOURCE = Path(scalewise.__file__).parent
 
 # From the bottom up; a module imports only from layers below its own, or from its own package.
 LAYERS = [
-    {"errors", "frames", "mixing"},
+    {"documents", "errors", "frames", "mixing"},
+    {"extras"},
     {"recipe", "records"},
-    {"optim", "nn", "schedules", "noise", "adascale", "tasks", "observations"},
+    {"optim", "nn", "schedules", "noise", "adascale", "tasks", "observations", "links"},
     {"engine"},
-    {"measure", "bench", "compare"},
+    {"measure", "compare"},
+    {"bench", "profiling"},  # they time with the clock, the peak and the medians of measure
     {"plan", "forecast", "doctor"},
-    {"watching"},
-    {"report"},
+    {"watching", "horovod"},
+    {"report", "adapters", "trackers"},
     {"cli"},
+    {"labs"},
 ]
 TOP_LEVEL = {"__init__", "__main__"}
-COMMANDS = ("train", "compare", "measure", "doctor")
+COMMANDS = (
+    "train",
+    "compare",
+    "measure",
+    "plan",
+    "forecast",
+    "profile",
+    "doctor",
+    "replay",
+    "bisect",
+    "report",
+    "serve",
+    "bench",
+    "bench devices",
+    "bench collectives",
+    "bench scaling",
+    "bench parallelism",
+)
 WITHOUT_TORCH = {
+    "documents",
     "errors",
+    "extras",
+    "trackers",
     "frames",
     "recipe",
     "records",
+    "links",
     "observations",
     "schedules",
     "noise",
@@ -111,7 +135,7 @@ def test_there_are_no_import_cycles():
 def test_public_names():
     assert sorted(scalewise.__all__) == [
         "Epoch", "Loss", "NoiseScale", "Placement", "Recipe", "Result", "ScalewiseError", "Step", "Task",
-        "accuracy", "augment", "load_task", "nn", "optim", "train", "watch",
+        "accuracy", "adapters", "augment", "load_task", "nn", "optim", "train", "watch",
     ]  # fmt: skip
     for name in scalewise.__all__:
         assert getattr(scalewise, name) is not None
@@ -135,15 +159,19 @@ def test_every_recipe_field_is_a_flag(scalewise):
         "recipe",
         "data",
         "processes",
+        "min-processes",
+        "max-restarts",
+        "hang-timeout",
         "device",
         "reduce",
+        "parallel",
         "shard-optimizer",
         "noise",
         "loaders",
         "out",
         "resume",
     ]
-    for name in [*Recipe.model_fields, *others, "checkpoint-steps", "json", "quiet"]:
+    for name in [*Recipe.model_fields, *others, "checkpoint-steps", "track", "json", "quiet"]:
         assert f"--{name.replace('_', '-')}" in text
 
 
@@ -155,7 +183,7 @@ def test_importing_does_not_import_torch(code):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["tasks"], ["tasks", "--json"], *([name, "--help"] for name in COMMANDS)],
+    [["--help"], ["--version"], ["tasks"], ["tasks", "--json"], *([*name.split(), "--help"] for name in COMMANDS)],
 )
 def test_help_does_not_import_torch(arguments):
     check = (

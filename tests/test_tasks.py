@@ -163,15 +163,15 @@ def test_settings_may_be_optional_and_annotations_unknown(tmp_path):
     assert sw.load_task(f"{module.__name__}:optional", ["width=none"]).name == "linear"
 
 
-def test_a_loss_must_be_a_mean():
+def each(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+@pytest.mark.parametrize("functions", [{"loss": each}, {"loss": F.cross_entropy, "metrics": {"surprise": each}}])
+def test_losses_and_metrics_must_be_means(functions):
     x, y = torch.randn(8, 3), torch.zeros(8, dtype=torch.long)
-    task = sw.Task(
-        model=lambda: torch.nn.Linear(3, 2),
-        train=(x, y),
-        test=(x, y),
-        loss=lambda output, target: F.cross_entropy(output, target, reduction="none"),
-    )
-    with pytest.raises(TaskError, match="must return one number"):
+    task = sw.Task(model=lambda: torch.nn.Linear(3, 2), train=(x, y), test=(x, y), **functions)
+    with pytest.raises(TaskError, match=r"must return one number, its mean over samples, got shape \(4,\)"):
         list(sw.train(task, sw.Recipe(worker_batch=4, steps=1)))
 
 

@@ -306,7 +306,7 @@ def test_looking_closely_is_kept_within_its_share(tmp_path):
         train(model, optimizer, 200)  # steps far shorter than a look
     looked = np.array([step.square is not None for step in read_folder(tmp_path / "w")[0].steps])
     assert looked[:32].all()
-    assert looked[40:].mean() < 0.1
+    assert looked[160:].mean() < 0.1
 
 
 def test_a_file_of_something_else_is_named(tmp_path, scalewise):

@@ -17,7 +17,7 @@ import models
 from scalewise.engine import flat
 from scalewise.engine.team import leave
 
-DIGITS = {"workers": 8, "worker_batch": 16, "steps": 6, "lr": 0.05}
+DIGITS = {"workers": 8, "worker_batch": 16, "steps": 4, "lr": 0.05}
 
 # name -> (task, recipe, placements in which it is trained)
 CASES = {
