@@ -118,12 +118,14 @@ def _against(found: NoiseEstimate, truth: float) -> dict[str, Any]:
     return {**found.to_json(), "verdict": found.verdict, "relative_error": error}
 
 
-def published(name: str, settings: list[str], steps: int | None) -> Rows:
-    """Start and average of a training, as `scalewise measure` finds them."""
+def published(name: str, settings: list[str], seeds: int) -> Rows:
+    """Start and average of the task's whole training, as `scalewise measure` finds them."""
     task = load_task(name, settings, data=data_folder())
-    began = time.perf_counter()
-    report = measure_noise(task, task.recipe.replace(threads=1), steps=steps, device="cpu", notify=print)
-    yield {"task": " ".join([name, *settings]), "seconds": round(time.perf_counter() - began), **report.to_json()}
+    for seed in range(seeds):
+        began = time.perf_counter()
+        report = measure_noise(task, task.recipe.replace(threads=1, seed=seed), device="cpu", notify=print)
+        seconds = round(time.perf_counter() - began)
+        yield {"task": " ".join([name, *settings]), "seed": seed, "seconds": seconds, **report.to_json()}
 
 
 PARTS: dict[str, Callable[[], Rows]] = {
@@ -131,8 +133,8 @@ PARTS: dict[str, Callable[[], Rows]] = {
     "digits": lambda: checkpoints("digits", [], [0, 60, 224, 449], groups=4 * 89, step_groups=3200),
     "chars": lambda: checkpoints("chars", [], [0, 60, 372, 744], groups=4 * 148),
     "fashion": lambda: checkpoints("fashion-mnist", ["bn=false"], [300], groups=2048),
-    "mnist": lambda: published("fashion-mnist", ["bn=false"], 1000),
-    "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], 600),
+    "mnist": lambda: published("fashion-mnist", ["bn=false"], seeds=3),
+    "cifar": lambda: published("cifar10-small", ["bn=false", "augmented=false"], seeds=1),
     "curvature": noise_curvature.rows,
     "overhead": noise_overhead.rows,
     "share": noise_overhead.shares,

@@ -94,7 +94,7 @@ def published(rows: Sequence[Row]) -> list[str]:
             [stage["name"], str(stage["step"]), f"{stage['samples']:,}", _estimate(stage["noise_scale"])]
             for stage in row["stages"]
         ]
-        lines += [f"{row['task']}, {row['steps']:,} steps, {row['seconds']} s in all", ""]
+        lines += [f"{row['task']}, seed {row['seed']}, {row['steps']:,} steps, {row['seconds']} s in all", ""]
         lines += _table(["stage", "step", "samples looked at", "noise scale"], stages)
         lines += [f"| **average over steps** | | | **{_estimate(row['plain'])}** |", ""]
     return lines
@@ -153,13 +153,13 @@ PARTS: dict[str, tuple[str, str, Callable[[Sequence[Row]], list[str]]]] = {
         "fashion-mnist, beside MNIST's published figures",
         "McCandlish et al. (2018): critical batch of MNIST 20 at the start and 200 on average. MNIST's own files are "
         "not here, so fashion-mnist stands in for it: as many images of the same size, but harder to tell apart, and "
-        "another network; a shorter training (its steps are below).",
+        "another network.",
         published,
     ),
     "cifar": (
         "CIFAR-10, beside its published figures",
         "McCandlish et al. (2018): noise scale 400 at the start and 2,000 on average, critical batch 300 and 900; "
-        "another network; a shorter training (its steps are below).",
+        "another network.",
         published,
     ),
     "curvature": (

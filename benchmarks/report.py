@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib import metadata
@@ -211,3 +211,30 @@ def write(
     path.write_text(to_markdown(tables, under, title, note))
     path.with_suffix(".json").write_text(json.dumps(to_json(tables, under), indent=1) + "\n")
     return path
+
+
+def described(command: str) -> list[str]:
+    """Command, commit and hardware, each a line."""
+    under = conditions(command, 1, 1, datetime.now())
+    machine = f"{under.cpu}, {under.cores} cores, no GPU used; load {under.load:.1f} at the end"
+    return [f"command: `{under.command}`", f"commit: {under.commit}", machine]
+
+
+def add_part(
+    folder: Path,
+    title: str,
+    names: Sequence[str],
+    part: dict[str, Any],
+    to_markdown: Callable[[dict[str, Any]], str],
+) -> None:
+    """Add a part to today's results files, which keep the others; `names` lead to its place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{datetime.now():%Y-%m-%d}-{title}.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    place = found
+    for name in names[:-1]:
+        place = place.setdefault(name, {})
+    place[names[-1]] = part
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    file.with_suffix(".md").write_text(to_markdown(found))
+    print(to_markdown(found))
