@@ -7,6 +7,7 @@ when it has ended, its exit code.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -73,6 +74,7 @@ def serve(answers: int) -> None:
     os.environ["GOMP_SPINCOUNT"] = SPINS  # as the command does before torch is loaded
     for name in PRELOADED:
         __import__(name)
+    gc.freeze()  # the children's collections need not look through what was imported
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

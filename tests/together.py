@@ -4,6 +4,7 @@ together.py PROCESSES SCRIPT ARGUMENTS…
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import signal
@@ -19,6 +20,7 @@ def main(processes: int, script: str, arguments: list[str]) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in PRELOADED:
         __import__(name)
+    gc.freeze()  # the children's collections need not look through what was imported
     from torch.distributed import TCPStore
 
     port = free_port()
