@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -151,7 +152,9 @@ def returns_rank(base: int, step: int = 1) -> int:
 
 def test_run_calls_a_function_in_processes(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    before = signal.getsignal(signal.SIGINT)
     assert scalewise.horovod.run(returns_rank, args=(10,), kwargs={"step": 2}, num_proc=2) == [22, 22]
+    assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(ValueError, match="this machine only"):
         scalewise.horovod.run(returns_rank, args=(1,), host_discovery_script="hosts.sh")
     with pytest.raises(UsageError, match="top level of a file"):

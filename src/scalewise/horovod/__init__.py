@@ -7,7 +7,10 @@ import scalewise.horovod.keras as hvd   # for: import horovod.keras as hvd (Kera
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from scalewise.errors import PlacementError, UsageError
@@ -57,10 +60,27 @@ def run(
         max_restarts=0,
     )
     try:
-        results: dict[int, Any] = elastic_launch(config, _call)(call)
+        with _signals_kept():
+            results: dict[int, Any] = elastic_launch(config, _call)(call)
     except ChildFailedError as error:
         raise HorovodInternalError(f"run() must call a function that ends on every process, got {error}") from error
     return [results[rank] for rank in sorted(results)]
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Put the caller's signal handlers back: torch's agent leaves its own, and Ctrl-C would end in its exception."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # not one of Python's
+                signal.signal(number, handler)
 
 
 def _packed(func: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
