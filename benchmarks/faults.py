@@ -37,6 +37,7 @@ import torch
 from scalewise.bench.hosts import Host, hosts
 from scalewise.engine import pulse
 from scalewise.engine.loop import Training
+from scalewise.engine.nursery import NAME
 from scalewise.engine.placement import Placement
 from scalewise.recipe import Recipe
 from scalewise.records import Record
@@ -118,7 +119,8 @@ class Job:
 
     def children(self) -> list[psutil.Process]:
         try:
-            return [child for child in psutil.Process(self.process.pid).children() if child.status() != "zombie"]
+            everybody = psutil.Process(self.process.pid).children()
+            return [child for child in everybody if child.status() != "zombie" and child.name() != NAME]
         except psutil.Error:
             return []
 

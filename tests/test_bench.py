@@ -93,7 +93,7 @@ def wait_for_round(process) -> None:
 
 def parts_of(process) -> list[psutil.Process]:
     below = psutil.Process(process.pid).children(recursive=True)
-    return [one for one in below if "scalewise.bench.part" in one.cmdline()]
+    return [one for one in below if one.name() in ("scalewise-0", "scalewise-1")]
 
 
 def test_a_process_that_dies_ends_the_bench_and_leaves_nobody(tmp_path):
@@ -102,8 +102,7 @@ def test_a_process_that_dies_ends_the_bench_and_leaves_nobody(tmp_path):
         everybody = psutil.Process(process.pid).children(recursive=True)
         parts = parts_of(process)
         assert len(parts) == 2
-        victim = max(parts, key=lambda part: int(part.environ()["RANK"]))
-        victim.kill()
+        next(part for part in parts if part.name() == "scalewise-1").kill()
         said = process.stderr.read()
         assert process.wait(timeout=60) == 1
     assert "scalewise: process 1 was killed by SIGKILL; one of 2 that were timed together: start again" in said
@@ -117,7 +116,7 @@ def test_processes_end_with_a_command_that_is_killed(tmp_path):
         wait_for_round(process)
         everybody = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-    assert len(everybody) == 3  # with their launcher
+    assert len(everybody) == 4  # with their launcher and the one from which they are forked
     assert psutil.wait_procs(everybody, timeout=20)[1] == []
 
 

@@ -69,7 +69,7 @@ class Job:
 
     def signal(self, rank: int, number: int) -> None:
         children = psutil.Process(self.process.pid).children()
-        os.kill(next(child.pid for child in children if child.environ().get("RANK") == str(rank)), number)
+        os.kill(next(child.pid for child in children if child.name() == f"scalewise-{rank}"), number)
 
     def end(self) -> tuple[dict, str]:
         stdout, stderr = self.process.communicate(timeout=240)

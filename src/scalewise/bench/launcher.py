@@ -17,6 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from scalewise.bench.work import Start
 from scalewise.engine.launch import LAUNCHER, end_with_launcher
+from scalewise.engine.nursery import prepared, starting_from
 
 CODES = "codes-{node}.json"
 END_SECONDS = 5
@@ -46,9 +47,10 @@ def main(folder: Path, node: int) -> int:
     logging.disable(logging.ERROR)  # the agent's own words on children and signals; the command has better ones
     (folder / f"node-{node}").mkdir()
     try:
-        elastic_launch(config(Start.load(folder), folder, node), sys.executable)(
-            "-m", "scalewise.bench.part", str(folder)
-        )
+        with prepared() as nursery, starting_from(nursery):
+            elastic_launch(config(Start.load(folder), folder, node), sys.executable)(
+                "-m", "scalewise.bench.part", str(folder)
+            )
     except SignalException:
         return 1
     except ChildFailedError as error:

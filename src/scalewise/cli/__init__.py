@@ -76,6 +76,7 @@ class Terminated(BaseException):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is loaded; failures are told in our words
     os.environ.setdefault("KERAS_BACKEND", "torch")  # the only one that a task can use
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored

@@ -113,6 +113,7 @@ def parallelism(
 def _start(request: Request) -> int:
     from scalewise import links
     from scalewise.engine.launch import launch
+    from scalewise.engine.nursery import prepared
     from scalewise.engine.run import check_folder
     from scalewise.engine.team import takes_part
     from scalewise.tasks.load import load_task
@@ -124,11 +125,12 @@ def _start(request: Request) -> int:
         raise PlacementError(f"--processes must be at least 2 to compare ways to share work, got {request.processes}")
     link = links.load(request.link) if request.link else None
     download(request.task, request.data, request.quiet)
-    task = load_task(request.task, request.settings, request.data)
-    recipe = _recipe(request, task)
-    if takes_part():
-        return _take_part(request, task, recipe, link)
-    return launch(request.processes, sys.argv[1:], recipe.threads or 1, "start it again")
+    with prepared() as nursery:
+        task = load_task(request.task, request.settings, request.data)
+        recipe = _recipe(request, task)
+        if takes_part():
+            return _take_part(request, task, recipe, link)
+        return launch(request.processes, sys.argv[1:], recipe.threads or 1, "start it again", nursery=nursery)
 
 
 def _recipe(request: Request, task: Task) -> Recipe:

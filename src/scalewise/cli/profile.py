@@ -120,24 +120,25 @@ def profile(
 
 def _start(request: Request) -> int:
     """Check everything that can be checked, then profile here or launch the processes that will."""
+    from scalewise.engine.launch import launch
+    from scalewise.engine.nursery import prepared
     from scalewise.engine.run import check_folder
     from scalewise.engine.team import takes_part
     from scalewise.tasks.load import load_task
 
     download(request.task_spec, request.data, request.quiet)
-    task = load_task(request.task_spec, request.settings, request.data)
-    recipe = _recipe(request, task)
-    if takes_part():
-        return _take_part(request, task, recipe)
-    check_folder(request.out)
-    check_recipe(request.placement, recipe)
-    if request.processes is not None:
-        check_processes(request.processes, recipe, request.placement)
-    processes = request.processes or default_processes(recipe, request.placement)
-    if processes > 1:
-        from scalewise.engine.launch import launch
-
-        return launch(processes, sys.argv[1:], recipe.threads or 1)
+    with prepared((request.processes or request.given.get("workers", 1)) > 1) as nursery:
+        task = load_task(request.task_spec, request.settings, request.data)
+        recipe = _recipe(request, task)
+        if takes_part():
+            return _take_part(request, task, recipe)
+        check_folder(request.out)
+        check_recipe(request.placement, recipe)
+        if request.processes is not None:
+            check_processes(request.processes, recipe, request.placement)
+        processes = request.processes or default_processes(recipe, request.placement)
+        if processes > 1:
+            return launch(processes, sys.argv[1:], recipe.threads or 1, nursery=nursery)
     return _report(request, task, _profile(request, task, recipe, leads=True))
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scalewise.engine.loop import Training
+    from scalewise.engine.nursery import Nursery
     from scalewise.engine.run import RunFolder, RunRecipe
     from scalewise.records import Result
     from scalewise.tasks.task import Task
@@ -198,21 +199,24 @@ def train(
 
 def _start(request: Request) -> int:
     """Check everything that can be checked, then train here or launch the processes that will."""
+    from scalewise.engine.nursery import prepared
     from scalewise.engine.team import takes_part
     from scalewise.tasks.load import load_task
 
     download(request.task_spec, request.data, request.quiet)
-    task = load_task(request.task_spec, request.settings, request.data)
-    if takes_part():
-        return _take_part(request, task)
-    run, resumed = _resolve(request, task, measure=False)
-    check_recipe(request.placement, run.recipe)
-    if request.processes is not None:
-        check_processes(request.processes, run.recipe, request.placement)
-    processes = request.processes or default_processes(run.recipe, request.placement)
-    _check_elasticity(request, processes)
-    if processes > 1 or request.max_restarts:
-        return _launch(request, processes, run.recipe.threads or 1)
+    several = request.resume is not None or (request.processes or request.given.get("workers", 1)) > 1
+    with prepared(several) as nursery:
+        task = load_task(request.task_spec, request.settings, request.data)
+        if takes_part():
+            return _take_part(request, task)
+        run, resumed = _resolve(request, task, measure=False)
+        check_recipe(request.placement, run.recipe)
+        if request.processes is not None:
+            check_processes(request.processes, run.recipe, request.placement)
+        processes = request.processes or default_processes(run.recipe, request.placement)
+        _check_elasticity(request, processes)
+        if processes > 1 or request.max_restarts:
+            return _launch(request, processes, run.recipe.threads or 1, nursery)
     run, resumed = _resolve(request, task, measure=True)
     return _report(_train(request, task, run, resumed), request)
 
@@ -231,7 +235,7 @@ def _check_elasticity(request: Request, processes: int) -> None:
         )
 
 
-def _launch(request: Request, processes: int, threads: int) -> int:
+def _launch(request: Request, processes: int, threads: int, nursery: Nursery | None) -> int:
     """Train in several processes on this machine, and say when they are started again."""
     from scalewise.engine.agent import Elasticity
     from scalewise.engine.launch import launch
@@ -244,7 +248,7 @@ def _launch(request: Request, processes: int, threads: int) -> int:
         survivor_seconds=max(SURVIVOR_SECONDS, request.hang_timeout),
         say=lambda line: console.print(line, style="yellow", markup=False),
     )
-    return launch(processes, sys.argv[1:], threads, elasticity=elasticity)
+    return launch(processes, sys.argv[1:], threads, elasticity=elasticity, nursery=nursery)
 
 
 def _resolve(request: Request, task: Task, measure: bool) -> tuple[RunRecipe, RunFolder | None]:

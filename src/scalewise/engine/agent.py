@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from scalewise.engine import outcomes, pulse
+from scalewise.engine.nursery import Nursery, starting_from
 from scalewise.errors import ProcessFailed
 
 POLL_SECONDS = 0.05
@@ -43,9 +44,16 @@ class Agent(LocalElasticAgent):
     When one dies, the others are told, and may save the state of their last whole step before they are ended.
     """
 
-    def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, folder: Path, elasticity: Elasticity) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs: DefaultLogsSpecs,
+        folder: Path,
+        elasticity: Elasticity,
+        nursery: Nursery | None = None,
+    ) -> None:
         super().__init__(spec, logs)
-        self._folder, self._elasticity = folder, elasticity
+        self._folder, self._elasticity, self._nursery = folder, elasticity, nursery
         self._fruitless = 0  # starts in a row that ended without a new step
         self._last_step = 0
         self._ended: set[int] = set()  # survivors that took too long
@@ -53,7 +61,8 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         outcomes.clear(self._folder)
         self._ended.clear()
-        started: dict[int, int] = super()._start_workers(worker_group)
+        with starting_from(self._nursery):
+            started: dict[int, int] = super()._start_workers(worker_group)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -19,11 +19,13 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from scalewise.engine import outcomes
 from scalewise.engine.agent import Agent, Elasticity
+from scalewise.engine.nursery import Nursery, set_name
 from scalewise.engine.outcomes import OUTCOME
 from scalewise.engine.pulse import FILE, PULSE, hang_up
 from scalewise.errors import Failed
 
 LAUNCHER = "SCALEWISE_LAUNCHER"  # the number of the launching process
+PROCESS = "scalewise-{rank}"  # its name, where processes are listed
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.2
 MONITOR_SECONDS = 0.1
@@ -31,7 +33,12 @@ RESUME = "the run can go on from its last checkpoint with --resume"
 
 
 def launch(
-    processes: int, arguments: Sequence[str], threads: int, advice: str = RESUME, elasticity: Elasticity | None = None
+    processes: int,
+    arguments: Sequence[str],
+    threads: int,
+    advice: str = RESUME,
+    elasticity: Elasticity | None = None,
+    nursery: Nursery | None = None,
 ) -> int:
     """Run `scalewise …` in several processes that take part in one job; returns the exit code.
 
@@ -41,8 +48,8 @@ def launch(
         threads: computing threads of each process.
         advice: what to do about a process that died.
         elasticity: whether to start again when one dies; by default not.
+        nursery: where the processes come from, if they need not import everything themselves.
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ["OMP_NUM_THREADS"] = str(threads)
     logging.disable(logging.ERROR)  # the agent's own words on children and signals; ours follow
     with tempfile.TemporaryDirectory(prefix="scalewise-") as name:
@@ -50,12 +57,19 @@ def launch(
         os.environ[OUTCOME] = name
         os.environ[LAUNCHER] = str(os.getpid())
         try:
-            return _run(processes, arguments, folder, advice, elasticity or Elasticity())
+            return _run(processes, arguments, folder, advice, elasticity or Elasticity(), nursery)
         finally:
             del os.environ[OUTCOME], os.environ[LAUNCHER]
 
 
-def _run(processes: int, arguments: Sequence[str], folder: Path, advice: str, elasticity: Elasticity) -> int:
+def _run(
+    processes: int,
+    arguments: Sequence[str],
+    folder: Path,
+    advice: str,
+    elasticity: Elasticity,
+    nursery: Nursery | None,
+) -> int:
     parameters = RendezvousParameters("c10d", f"{HOST}:0", folder.name, 1, 1, local_addr=HOST)
     spec = WorkerSpec(
         role="scalewise",
@@ -69,7 +83,7 @@ def _run(processes: int, arguments: Sequence[str], folder: Path, advice: str, el
     )
     # the first process speaks; what the others say is kept for when one of them dies
     logs = DefaultLogsSpecs(log_dir=str(folder), redirects=dict.fromkeys(range(1, processes), Std.ERR))
-    agent = Agent(spec, logs, folder, elasticity)
+    agent = Agent(spec, logs, folder, elasticity, nursery)
     try:
         result = agent.run()
     except SignalException as error:
@@ -92,6 +106,8 @@ def end_with_launcher() -> None:
     """
     if LAUNCHER not in os.environ:
         return
+    if "RANK" in os.environ:
+        set_name(PROCESS.format(rank=os.environ["RANK"]))
     folder = outcomes.own_folder()
     if folder is not None:
         PULSE.share(folder / FILE.format(rank=os.environ["RANK"]))
