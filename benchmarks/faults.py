@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,9 +46,9 @@ from scalewise.tasks.load import load_task
 
 RESULTS = Path(__file__).parent / "results"
 TASKS = {
-    "digits": ["digits", "--set", "bn=true", "--workers", "8", "--worker-batch", "16", "--epochs", "8"],
-    "fashion-mnist": ["fashion-mnist", "--workers", "4", "--worker-batch", "64", "--steps", "24"],
-    "chars": ["chars", "--workers", "4", "--steps", "24"],
+    "digits": ["digits", "--set", "bn=true", "--workers", "8", "--worker-batch", "16", "--epochs", "24"],
+    "fashion-mnist": ["fashion-mnist", "--workers", "4", "--worker-batch", "64", "--steps", "60"],
+    "chars": ["chars", "--workers", "4", "--steps", "80"],
 }
 COMMON = ["--recipe", "plain", "--seed", "3"]
 KILLS_PER_RUN = 6
@@ -118,11 +119,14 @@ class Job:
         return self.process.poll() is None
 
     def children(self) -> list[psutil.Process]:
-        try:
-            everybody = psutil.Process(self.process.pid).children()
-            return [child for child in everybody if child.status() != "zombie" and child.name() != NAME]
-        except psutil.Error:
-            return []
+        """The processes that train, not the one from which they are forked."""
+        found = []
+        with suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children():
+                with suppress(psutil.Error):
+                    if child.status() != psutil.STATUS_ZOMBIE and child.name() != NAME:
+                        found.append(child)
+        return found
 
     def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Look closely until something is so, the time is over or the run is."""
@@ -158,7 +162,8 @@ class Job:
         """Everything at once, the launcher too."""
         family = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
         for member in family:
-            member.kill()
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
         self.process.wait()
         psutil.wait_procs(family, timeout=30)
 
@@ -202,7 +207,7 @@ def _choose_moment(trial: Trial, job: Job, chance: random.Random) -> None:
     if trial.kind == "write":
         job.wait(job.writes, 60.0)
     else:
-        job.wait(lambda: False, chance.uniform(0.0, 4.0))
+        job.wait(lambda: False, chance.uniform(0.0, 1.5))
 
 
 def _send(process: int, number: int) -> None:
@@ -456,7 +461,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--folder", type=Path, default=Path("faults"))
     parser.add_argument("--most", type=int, default=10**6, help="so many runs, and no more for now")
-    parser.add_argument("--results", default="2026-11-16-faults")
+    parser.add_argument("--results", default=f"{date.today()}-faults")
     parser.add_argument("--overhead", action="store_true", help="measure what it costs in a step, and nothing else")
     arguments = parser.parse_args()
     if arguments.overhead:
@@ -501,8 +506,8 @@ def write(arguments: argparse.Namespace, known: dict[str, str]) -> None:
         f"# Faults\n\n`python benchmarks/faults.py {counts} --seed {arguments.seed} --folder …`, commit "
         f"{commit.strip()}, "
         f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores that others used too, "
-        f"CPU and gloo, 2 to 4 processes; tasks digits (batch norm, 90 steps), fashion-mnist (24 steps), chars "
-        f"(24 steps), a checkpoint every 10 steps.\n\n"
+        f"CPU and gloo, 2 to 4 processes, a checkpoint every 10 steps; "
+        f"{'; '.join(f'`{chr(32).join(words)}`' for words in TASKS.values())}.\n\n"
     )
     (RESULTS / f"{arguments.results}.md").write_text(head + table(found))
     document = {"rows": found, "trials": [{**outcome, "said": None} for outcome in outcomes], "references": known}
