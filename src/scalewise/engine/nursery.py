@@ -32,6 +32,7 @@ NAME = "scalewise-spare"  # of the nursery, where processes are listed
 PRELOADED = ("scalewise.engine.run", "scalewise.engine.auto", "scalewise.engine.hangs", "scalewise.engine.launch")
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # Assumption: never tried beside one, so not done there
 START_SECONDS = 30.0
+GO = b"go"
 POLL_SECONDS = 0.01
 LARGEST_REQUEST = 1 << 16
 SET_NAME, SET_CHILD_SUBREAPER = 15, 36  # of prctl
@@ -75,7 +76,6 @@ class Nursery:
             import_module(name)
         self._environment = dict(os.environ)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(START_SECONDS)
         _flush()
         parent = os.getpid()
         self._pid = os.fork()
@@ -83,7 +83,6 @@ class Nursery:
             self._socket.close()
             _serve(theirs, parent)
         theirs.close()
-        _prctl(SET_CHILD_SUBREAPER, 1)  # what the nursery's children leave behind becomes a child of this process
 
     def start(
         self,
@@ -110,16 +109,25 @@ class Nursery:
             "changed": {name: value for name, value in environment.items() if self._environment.get(name) != value},
             "numbers": list(files),
         }
-        try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], list(files.values()))
-            pid = self._socket.recv(64)
-        except OSError:  # it was killed, or the request is too long
-            return None
-        return Born(int(pid)) if pid else None
+        text = json.dumps(request).encode()
+        pid = self._asked(text, [*files.values()]) if len(text) <= LARGEST_REQUEST else None
+        return None if pid is None else Born(pid)
+
+    def _asked(self, request: bytes, descriptors: list[int]) -> int | None:
+        """The number of the process that was asked for; None where the nursery was killed or takes too long."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs, suppress(OSError):
+            ours.settimeout(START_SECONDS)
+            socket.send_fds(self._socket, [request], [theirs.fileno(), *descriptors])
+            theirs.close()
+            if pid := ours.recv(64):
+                ours.send(GO)  # one that comes too late ends without it
+                return int(pid)
+        return None
 
     def close(self) -> None:
         """End it; it has nothing to lose."""
-        _prctl(SET_CHILD_SUBREAPER, 0)
+        _take_in_orphans(False)
         self._socket.close()
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
@@ -170,11 +178,18 @@ def _is_possible() -> bool:
         and "RANK" not in os.environ
         and threading.current_thread() is threading.main_thread()
         and not any(Path(path).exists() for path in ACCELERATORS)
+        and _take_in_orphans(True)
     )
 
 
-def _prctl(what: int, value: int | bytes) -> None:
-    ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
+def _take_in_orphans(wanted: bool) -> bool:
+    """Whether what this process's children leave behind becomes its own child now."""
+    return _prctl(SET_CHILD_SUBREAPER, int(wanted)) == 0
+
+
+def _prctl(what: int, value: int | bytes) -> int:
+    result: int = ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
+    return result
 
 
 def _serve(requests: socket.socket, parent: int) -> NoReturn:
@@ -186,14 +201,15 @@ def _serve(requests: socket.socket, parent: int) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         gc.freeze()  # what is imported is shared by all: no collection touches it
         while True:
-            text, descriptors, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 2)
+            text, descriptors, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 3)
             if not text:
                 os._exit(0)
             middle = os.fork()
             if middle == 0:
                 if os.fork() != 0:
                     os._exit(0)  # the parent takes in what it leaves behind
-                _live(json.loads(text), descriptors, requests, parent)
+                requests.close()
+                _live(json.loads(text), descriptors, parent)
             for descriptor in descriptors:
                 os.close(descriptor)
             os.waitpid(middle, 0)
@@ -202,16 +218,18 @@ def _serve(requests: socket.socket, parent: int) -> NoReturn:
         os._exit(1)
 
 
-def _live(request: dict[str, Any], descriptors: list[int], requests: socket.socket, parent: int) -> NoReturn:
+def _live(request: dict[str, Any], descriptors: list[int], parent: int) -> NoReturn:
     """Be `python -m MODULE …`, to the end of the process."""
     import torch
 
     os.setsid()
-    while os.getppid() != parent:
+    while os.getppid() != parent:  # until the one between is gone
         time.sleep(0.0005)
-    requests.send(str(os.getpid()).encode())
-    requests.close()
-    for number, descriptor in zip(request["numbers"], descriptors, strict=True):
+    with socket.socket(fileno=descriptors[0]) as command:
+        command.send(str(os.getpid()).encode())
+        if command.recv(len(GO)) != GO:
+            os._exit(1)
+    for number, descriptor in zip(request["numbers"], descriptors[1:], strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # the command may have redirected its own
