@@ -27,6 +27,8 @@ def norm(gradient: Tensor) -> Tensor:
     """‖gradient‖, at least in float32."""
     import torch
 
+    if gradient.dtype is torch.float32:  # mostly, and then it is called for every gradient there is
+        return torch.linalg.vector_norm(gradient)
     return torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
 
 
@@ -74,6 +76,13 @@ def observe(
             layer.observe(of_small, of_big, groups, samples)
 
 
+def _squares(norms: Sequence[Tensor]) -> Tensor:
+    """All squares in one go: norms are many and small."""
+    import torch
+
+    return torch.stack([*norms]).double().square()
+
+
 class AccumulationMeter:
     """Sees every micro batch's gradient on its way into `.grad`; `step()` after the last one of a step."""
 
@@ -98,20 +107,28 @@ class AccumulationMeter:
         """End a step: call it after the last backward pass, before gradients are clipped and the optimizer steps."""
         import torch
 
-        micro_batches = max(map(len, self._norms))
+        counts = [len(norms) for norms in self._norms]
+        micro_batches = max(counts)
         if micro_batches < 2:
             raise UsageError(
                 f"the noise scale needs at least 2 micro batches in a step, got {micro_batches}; split the batch and "
                 f"call backward() on each part, or use several workers (watch_ddp)"
             )
-        zero = torch.zeros(())
-        small = [sum((norm.double().square() for norm in norms), zero.double()) for norms in self._norms]
-        big = [
-            zero if parameter.grad is None else self._squares.norm(number, parameter.grad)
-            for number, parameter in enumerate(self._squares.parameters)
-        ]
-        table = torch.stack([torch.stack(small) / micro_batches, torch.stack(big).double().square() / micro_batches**2])
-        squares_of_parts, squares_of_sums = (table if self._layers else table.sum(1, keepdim=True)).tolist()
+        of_parts = _squares([norm for norms in self._norms for norm in norms]) / micro_batches
+        gradients = [(number, parameter.grad) for number, parameter in enumerate(self._squares.parameters)]
+        seen = [number for number, gradient in gradients if gradient is not None]
+        of_sums = _squares(
+            [self._squares.norm(number, gradient) for number, gradient in gradients if gradient is not None]
+        )
+        of_sums /= micro_batches**2
+        if self._layers:
+            of_parts = torch.stack([squares.sum() for squares in of_parts.split(counts)])
+            of_sums = of_sums.new_zeros(len(gradients)).index_copy_(
+                0, torch.tensor(seen, device=of_sums.device), of_sums
+            )
+        else:
+            of_parts, of_sums = of_parts.sum(0, keepdim=True), of_sums.sum(0, keepdim=True)
+        squares_of_parts, squares_of_sums = torch.stack([of_parts, of_sums]).tolist()
         observe(self._scale, self._squares, squares_of_parts, squares_of_sums, micro_batches, self._micro_batch)
         self._begin()
 
