@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 LONGEST_WAIT_SECONDS = 1.0
 
 
-def norm(gradient: Tensor) -> Tensor:
-    """‖gradient‖, at least in float32."""
+def norm(gradient: Tensor, out: Tensor | None = None) -> Tensor:
+    """‖gradient‖, at least in float32; in `out` if that can hold it."""
     import torch
 
-    if gradient.dtype is torch.float32:  # mostly, and then it is called for every gradient there is
-        return torch.linalg.vector_norm(gradient)
-    return torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    if out is not None and (out.dtype, out.device) != (dtype, gradient.device):
+        out = None
+    return torch.linalg.vector_norm(gradient, dtype=dtype, out=out)
 
 
 class Squares:
@@ -49,14 +50,14 @@ class Squares:
         """The optimizer has moved, and its state with it."""
         self._factors.clear()
 
-    def norm(self, number: int, gradient: Tensor) -> Tensor:
+    def norm(self, number: int, gradient: Tensor, out: Tensor | None = None) -> Tensor:
         """‖gradient‖, in the optimizer's coordinates if there is one; not a number before its first step."""
         import torch
 
         if self.optimizer is not None:
             factor = self._factor(number)
             gradient = gradient.new_full((), torch.nan) if factor is None else gradient.detach() * factor
-        return norm(gradient)
+        return norm(gradient, out)
 
     def _factor(self, number: int) -> Tensor | None:
         assert self.optimizer is not None
@@ -94,12 +95,16 @@ class AccumulationMeter:
         self._scale, self._micro_batch, self._layers = scale, micro_batch, layers
         self._squares = Squares(model, optimizer)
         self._norms: list[list[Tensor]] = [[] for _ in self._squares.parameters]
+        # Room for the norms, made between steps: what is made in a pass and kept leaves the pass's memory in pieces.
+        self._room: list[list[Tensor]] = [[] for _ in self._squares.parameters]
         self._nodes = [get_gradient_edge(parameter).node for parameter in self._squares.parameters]  # live while held
         self._handles = [node.register_prehook(self._hook(number)) for number, node in enumerate(self._nodes)]
 
     def _hook(self, number: int) -> Callable[[tuple[Tensor, ...]], None]:
         def hook(gradients: tuple[Tensor, ...]) -> None:
-            self._norms[number].append(self._squares.norm(number, gradients[0]))
+            norms, room = self._norms[number], self._room[number]
+            out = room[len(norms)] if len(norms) < len(room) else None
+            norms.append(self._squares.norm(number, gradients[0], out))
 
         return hook
 
@@ -133,6 +138,10 @@ class AccumulationMeter:
         self._begin()
 
     def _begin(self) -> None:
+        import torch
+
+        if any(len(norms) > len(room) for norms, room in zip(self._norms, self._room, strict=True)):
+            self._room = [[torch.empty_like(norm) for norm in norms] for norms in self._norms]
         self._norms = [[] for _ in self._squares.parameters]
         self._squares.begin_step()
 
