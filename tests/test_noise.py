@@ -232,6 +232,18 @@ def test_layers_of_an_accumulating_loop():
             assert pair == pytest.approx(signal_and_noise(small[number], big[number], 4, 5), rel=1e-3, abs=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_passes_that_can_be_differentiated_again_are_seen_too():
+    model, scale = small_model(), sw.NoiseScale()
+    meter = scale.watch_accumulation(model, 5)
+    for _ in range(2):
+        for _ in range(2):
+            F.cross_entropy(model(torch.randn(5, 6)), torch.zeros(5, dtype=torch.long)).backward(create_graph=True)
+        meter.step()
+        model.zero_grad()
+    assert len(pairs(scale)) == 2
+
+
 def test_preconditioned_by_the_state_before_the_step():
     monitor, expected = accumulated(lambda p: torch.optim.Adam(p, lr=0.1))
     assert len(pairs(monitor)) == len(expected) - 1  # before the first step there is no state

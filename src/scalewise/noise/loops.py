@@ -30,7 +30,7 @@ def norm(gradient: Tensor, out: Tensor | None = None) -> Tensor:
     dtype = torch.promote_types(gradient.dtype, torch.float32)
     if out is not None and (out.dtype, out.device) != (dtype, gradient.device):
         out = None
-    return torch.linalg.vector_norm(gradient, dtype=dtype, out=out)
+    return torch.linalg.vector_norm(gradient.detach(), dtype=dtype, out=out)
 
 
 class Squares:
