@@ -3,8 +3,9 @@
 python benchmarks/auto.py digits chars --seeds 5 --workers 8 32    # goes on where it was stopped
 
 Every run is `scalewise train` with one thread in a process of its own. What it gave is kept in
-benchmarks/results/<date>-auto.json (the newest such file goes on), so a later session only runs what is missing:
-task, workers and seed make the bytes, whatever the machine was doing. The table beside it is written after each run.
+benchmarks/results/<date>-auto.json (the newest such file goes on), so a later session only runs what is missing on
+its kind of processor: task, workers, seed and processor make the bytes, whatever the machine was doing, and only runs
+on one kind of processor are paired. The table beside it is written after each run.
 """
 
 from __future__ import annotations
@@ -52,19 +53,21 @@ class Outcome:
     warning: str  # what auto said of the number of workers before step 0, if anything
     commit: str
     date: str
+    cpu: str = "not noted"
 
 
-Key = tuple[str, str, int, int]
+Row = tuple[str, str, int, str]  # task, flags, workers, processor
+Key = tuple[str, str, int, str, int]  # the same and the seed
 Store = dict[Key, Outcome]
 
 
 def key(outcome: Outcome) -> Key:
-    return outcome.task, outcome.flags, outcome.workers, outcome.seed
+    return outcome.task, outcome.flags, outcome.workers, outcome.cpu, outcome.seed
 
 
 def train(wanted: Key, data: Path | None) -> Outcome:
     """Train in a process of its own and read what it printed."""
-    task, flags, workers, seed = wanted
+    task, flags, workers, cpu, seed = wanted
     under = conditions("", 1, 1, datetime.now().astimezone())
     with TemporaryDirectory() as folder:
         words = ["train", task, *flags.split(), "--workers", str(workers), "--seed", str(seed), "--threads", "1"]
@@ -77,7 +80,7 @@ def train(wanted: Key, data: Path | None) -> Outcome:
     said = [value["reason"] for value in result["derived"] if value["field"] == "samples"]
     return Outcome(
         task, flags, workers, seed, metric, result["test"][metric], result["steps"], result["samples"],
-        result["worker_batch"], result["weights_sha256"], said[0] if said else "", under.commit, under.date[:10],
+        result["worker_batch"], result["weights_sha256"], said[0] if said else "", under.commit, under.date[:10], cpu,
     )  # fmt: skip
 
 
@@ -101,13 +104,13 @@ def save(path: Path, store: Store) -> None:
 def to_markdown(store: Store, date: str) -> str:
     lines = [f"# `--recipe auto` against one worker, begun {date}", "", TEXT, ""]
     lines += [
-        "| task | workers × worker batch | n | steps of one | of auto | by the law | samples, auto ÷ one | one worker "
-        "| auto | auto − one (95 %) | not inferior |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| task | workers × worker batch | processor | n | steps of one | of auto | by the law | samples, auto ÷ one "
+        "| one worker | auto | auto − one (95 %) | not inferior |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        _row(store, *row)
-        for row in sorted({(task, flags, workers) for task, flags, workers, _ in store if workers > 1})
+        _row(store, row)
+        for row in sorted({(task, flags, workers, cpu) for task, flags, workers, cpu, _ in store if workers > 1})
     ]
     said = sorted(
         {
@@ -131,15 +134,16 @@ def to_markdown(store: Store, date: str) -> str:
     )
 
 
-def _row(store: Store, task: str, flags: str, workers: int) -> str:
+def _row(store: Store, row: Row) -> str:
+    task, flags, workers, cpu = row
     one, many = (
-        {o.seed: o for o in store.values() if (o.task, o.flags, o.workers) == (task, flags, count)}
+        {o.seed: o for o in store.values() if (o.task, o.flags, o.workers, o.cpu) == (task, flags, count, cpu)}
         for count in (1, workers)
     )
     pairs = sorted(one.keys() & many.keys())
     name = f"{task} {flags}".strip()
     if not pairs:
-        return f"| {name} | {workers} | 0 |" + " – |" * 8
+        return f"| {name} | {workers} | {cpu} | 0 |" + " – |" * 8
     first = many[pairs[0]]
     steps, auto_steps = _mean([one[seed].steps for seed in pairs]), _mean([many[seed].steps for seed in pairs])
     samples = _mean([many[seed].samples for seed in pairs]) / _mean([one[seed].samples for seed in pairs])
@@ -147,7 +151,7 @@ def _row(store: Store, task: str, flags: str, workers: int) -> str:
     difference = paired_difference(values[1], values[0])
     law = law_steps(task, flags, steps, first.worker_batch, workers)
     cells = [
-        name, f"{workers} × {first.worker_batch}", str(len(pairs)), f"{steps:,.0f}", f"{auto_steps:,.0f}",
+        name, f"{workers} × {first.worker_batch}", cpu, str(len(pairs)), f"{steps:,.0f}", f"{auto_steps:,.0f}",
         "not measured" if law is None else f"{law:,.0f} (auto {auto_steps / law:.2f} of it)", f"{samples:.1f}",
         *(_spread(list(run.values()), first.metric) for run in values), _difference(difference, first.metric),
         _verdict(difference, first.metric, _mean(list(values[0].values()))),
@@ -193,11 +197,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def missing(options: argparse.Namespace, store: Mapping[Key, Outcome]) -> Iterator[Key]:
-    """What is still to be run, a pair of runs at a time."""
+    """What is still to be run on this processor, a pair of runs at a time."""
+    cpu = conditions("", 1, 1, datetime.now().astimezone()).cpu
     for seed in range(options.seeds):
         for workers in options.workers:
             for task in options.tasks:
-                for wanted in ((task, options.flags, 1, seed), (task, options.flags, workers, seed)):
+                for wanted in ((task, options.flags, 1, cpu, seed), (task, options.flags, workers, cpu, seed)):
                     if wanted not in store:
                         yield wanted
 
