@@ -174,12 +174,14 @@ def small_model():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def accumulated(optimizer_of=None, layers=False, steps=3, clip=False):
+def accumulated(optimizer_of=None, layers=False, steps=3, clip=False, every=4):
     """A loop of four micro batches a step; what it shows, and L and T by parameter as they are."""
     model, generator = small_model(), torch.Generator().manual_seed(1)
     optimizer = (optimizer_of or (lambda p: torch.optim.SGD(p, lr=0.1)))(model.parameters())
     monitor = sw.NoiseScale()
-    meter = monitor.watch_accumulation(model, 5, optimizer=optimizer if optimizer_of else None, layers=layers)
+    meter = monitor.watch_accumulation(
+        model, 5, optimizer=optimizer if optimizer_of else None, layers=layers, every=every
+    )
     expected = []
     for _ in range(steps):
         parts = []
@@ -224,6 +226,26 @@ def test_gradient_accumulation_sees_every_micro_batch(clip):
         assert pair == pytest.approx(signal_and_noise(sum(small), sum(big), 4, 5), rel=1e-4)
 
 
+@pytest.mark.parametrize(("every", "looked"), [(1, [*range(30)]), (4, [*range(20), 20, 24, 28])])
+def test_after_twenty_steps_an_accumulating_loop_is_looked_at_now_and_then(every, looked):
+    monitor, expected = accumulated(steps=30, every=every)
+    assert len(pairs(monitor)) == len(looked)
+    for pair, step in zip(pairs(monitor), looked, strict=True):
+        small, big = expected[step]
+        assert pair == pytest.approx(signal_and_noise(sum(small), sum(big), 4, 5), rel=1e-4)
+
+
+def test_missing_steps_are_those_of_the_training_not_of_the_looks():
+    looks = np.random.default_rng(5).normal(1.0, 2.0, 24)
+    each, some = sw.NoiseScale(), sw.NoiseScale()
+    some.every = 4
+    for monitor in (each, some):
+        for value in looks:
+            monitor.observe(3.0 + value, 2.0, groups=2, group_samples=4)
+    assert not each.estimate().enough
+    assert some.estimate().more_steps == 4 * each.estimate().more_steps > 0
+
+
 def test_layers_of_an_accumulating_loop():
     monitor, expected = accumulated(layers=True)
     assert [*monitor.layers] == ["0.weight", "0.bias", "2.weight", "2.bias"]
@@ -257,6 +279,8 @@ def test_what_cannot_be_measured_is_refused():
     F.cross_entropy(model(torch.randn(5, 6)), torch.zeros(5, dtype=torch.long)).backward()
     with pytest.raises(UsageError, match="at least 2 micro batches in a step, got 1; split the batch"):
         meter.step()
+    with pytest.raises(UsageError, match="every must be at least 1 step, got 0"):
+        sw.NoiseScale().watch_accumulation(model, 5, every=0)
     with pytest.raises(UsageError, match="needs an Adam-like optimizer"):
         sw.NoiseScale().watch_accumulation(model, 5, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(UsageError, match="wrapped in DistributedDataParallel, got a Sequential"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from scalewise.errors import UsageError
+from scalewise.noise.estimate import ENOUGH_STEPS
 from scalewise.noise.precondition import check_adam_like, preconditioner_of
 
 if TYPE_CHECKING:
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from torch.futures import Future
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
     from scalewise.noise.scale import NoiseScale
 
 LONGEST_WAIT_SECONDS = 1.0
+CLOSE_STEPS = ENOUGH_STEPS  # every step of these is looked at, so that a first number comes soon
 
 
 def norm(gradient: Tensor, out: Tensor | None = None) -> Tensor:
@@ -74,6 +77,7 @@ def observe(
     if len(small) > 1:
         for name, of_small, of_big in zip(squares.names, small, big, strict=True):
             layer = scale.layers.setdefault(name, type(scale)(scale.population))
+            layer.every = scale.every
             layer.observe(of_small, of_big, groups, samples)
 
 
@@ -85,20 +89,29 @@ def _squares(norms: Sequence[Tensor]) -> Tensor:
 
 
 class AccumulationMeter:
-    """Sees every micro batch's gradient on its way into `.grad`; `step()` after the last one of a step."""
+    """Sees micro batches' gradients on their way into `.grad`; `step()` after the last one of a step."""
 
     def __init__(
-        self, scale: NoiseScale, model: nn.Module, micro_batch: int, optimizer: Optimizer | None, layers: bool
+        self,
+        scale: NoiseScale,
+        model: nn.Module,
+        micro_batch: int,
+        optimizer: Optimizer | None,
+        layers: bool,
+        every: int,
     ) -> None:
         from torch.autograd.graph import get_gradient_edge
 
-        self._scale, self._micro_batch, self._layers = scale, micro_batch, layers
+        self._scale, self._micro_batch, self._layers, self._every = scale, micro_batch, layers, every
         self._squares = Squares(model, optimizer)
         self._norms: list[list[Tensor]] = [[] for _ in self._squares.parameters]
         # Room for the norms, made between steps: what is made in a pass and kept leaves the pass's memory in pieces.
         self._room: list[list[Tensor]] = [[] for _ in self._squares.parameters]
         self._nodes = [get_gradient_edge(parameter).node for parameter in self._squares.parameters]  # live while held
-        self._handles = [node.register_prehook(self._hook(number)) for number, node in enumerate(self._nodes)]
+        self._hooks = [self._hook(number) for number in range(len(self._nodes))]
+        self._handles: list[RemovableHandle] = []
+        self._steps = 0
+        self._look()
 
     def _hook(self, number: int) -> Callable[[tuple[Tensor, ...]], None]:
         def hook(gradients: tuple[Tensor, ...]) -> None:
@@ -108,8 +121,31 @@ class AccumulationMeter:
 
         return hook
 
+    def _look(self) -> None:
+        """See the next step's gradients."""
+        self._handles = [node.register_prehook(hook) for node, hook in zip(self._nodes, self._hooks, strict=True)]
+
+    def close(self) -> None:
+        """See no more gradients."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
     def step(self) -> None:
         """End a step: call it after the last backward pass, before gradients are clipped and the optimizer steps."""
+        looked = bool(self._handles)
+        if looked:
+            self._measure()
+        self._steps += 1
+        look = self._steps < CLOSE_STEPS or self._steps % self._every == 0
+        if self._steps == CLOSE_STEPS:
+            self._scale.every = self._every
+        if looked and not look:
+            self.close()
+        elif look and not looked:
+            self._look()
+
+    def _measure(self) -> None:
         import torch
 
         counts = [len(norms) for norms in self._norms]
@@ -135,20 +171,15 @@ class AccumulationMeter:
             of_parts, of_sums = of_parts.sum(0, keepdim=True), of_sums.sum(0, keepdim=True)
         squares_of_parts, squares_of_sums = torch.stack([of_parts, of_sums]).tolist()
         observe(self._scale, self._squares, squares_of_parts, squares_of_sums, micro_batches, self._micro_batch)
-        self._begin()
+        self._forget()
 
-    def _begin(self) -> None:
+    def _forget(self) -> None:
         import torch
 
         if any(len(norms) > len(room) for norms, room in zip(self._norms, self._room, strict=True)):
             self._room = [[torch.empty_like(norm) for norm in norms] for norms in self._norms]
         self._norms = [[] for _ in self._squares.parameters]
         self._squares.begin_step()
-
-    def close(self) -> None:
-        """See no more gradients."""
-        for handle in self._handles:
-            handle.remove()
 
 
 class DistributedMeter:
