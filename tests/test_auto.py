@@ -21,6 +21,7 @@ def test_a_measured_noise_scale_becomes_adascale_and_a_price():
     assert f"worth {gain:.1f} steps" in rule.reason
     assert price.value == round(10 * 1000 * 8 / gain)
     assert "more than this task can use at the start" in price.reason
+    assert "fewer if the noise grows" in price.reason
     assert "half up to about 6 workers" in price.reason
     assert (threads.field, threads.value) == ("threads", 1)
 

@@ -303,7 +303,10 @@ def _needed_samples(recipe: Recipe, samples: int, pilot: Pilot) -> Derived:
     single = recipe.epochs * samples
     needed = round(single * recipe.workers / gain)
     worth = gain / recipe.workers
-    reason = f"about {needed / single:.1f} times those of one worker: each is worth {worth:.0%}"
+    reason = (
+        f"about {needed / single:.1f} times those of one worker, fewer if the noise grows as it mostly does: each is "
+        f"worth {worth:.0%} at first"
+    )
     if worth < 0.5 and pilot.noise_scale is not None:
         enough = max(1, round(2 + pilot.noise_scale / recipe.worker_batch))
         reason = (
