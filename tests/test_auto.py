@@ -19,7 +19,7 @@ def test_a_measured_noise_scale_becomes_adascale_and_a_price():
     assert recipe.lr_rule == rule.value == "adascale"
     gain = (128 / 32 + 1) / (128 / 256 + 1)
     assert f"worth {gain:.1f} steps" in rule.reason
-    assert price.value == round(10 * 1000 * 8 / gain)
+    assert price.value == round(10 * 1000 * 8 / gain) + PILOT.samples
     assert "more than this task can use at the start" in price.reason
     assert "fewer if the noise grows" in price.reason
     assert "half up to about 6 workers" in price.reason
@@ -32,7 +32,7 @@ def test_workers_that_the_task_can_use_are_not_called_too_many():
     assert "more than this task can use" not in derived[1].reason
     unknown = Pilot(noise_scale=None, steps=16, samples=4096, seconds=1.0)
     _, derived = resolve(Recipe(worker_batch=32, epochs=10.0), {"workers": 8}, "auto", 2, 1000, unknown)
-    assert derived[1].value == 10_000
+    assert derived[1].value == 10_000 + unknown.samples
 
 
 @pytest.mark.parametrize(

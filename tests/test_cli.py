@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import psutil
 import pytest
@@ -327,6 +328,19 @@ def test_a_runs_own_recipe_can_be_used_again(scalewise):
     first = scalewise("train", "digits", "--workers", 2, "--steps", 3, "--out", "run", *one).json
     again = scalewise("train", "digits", "--recipe", "run/recipe.json", *one).json
     assert again["weights_sha256"] == first["weights_sha256"]
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "errors.csv").write_text("samples,error\n100,0.5\n200,0.4\n400,0.33\n800,0.27\n1600,0.23\n")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "scalewise", "forecast", "errors.csv", "--quiet", "--json"],
+            cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "scalewise: the output could not be written: No space left on device; free disk space and start again"
+    ]
 
 
 def test_what_a_task_prints_is_not_on_stdout(scalewise, tmp_path):

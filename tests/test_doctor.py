@@ -21,10 +21,10 @@ import scalewise as sw
 from scalewise.cli.doctor_view import TITLES, diagnosis_view
 from scalewise.doctor.amount import efficiency
 from scalewise.doctor.diagnose import CHECKS, Diagnosis, diagnose, diagnose_folder
-from scalewise.doctor.evidence import Baseline, BatchNorm, Evidence, Finding, gain
+from scalewise.doctor.evidence import Baseline, BatchNorm, Evidence, Finding, gain, still_falling
 from scalewise.engine.loop import Training
 from scalewise.engine.run import RunFolder, RunRecipe, begin, stored_records
-from scalewise.errors import NonFiniteLoss
+from scalewise.errors import NonFiniteLoss, UsageError
 from scalewise.noise import NoiseEstimate
 from scalewise.recipe import resolve
 from scalewise.tasks.digits import digits, load, mlp
@@ -344,6 +344,23 @@ def test_the_view_of_findings():
     )
 
 
+def test_a_loss_that_ran_away_is_found_though_it_is_a_number():
+    found = diagnose(evidence(workers=1, losses=tuple(2.0 * 1.5**step for step in range(100))))
+    assert causes(found.findings) == ["diverged"]
+    noisy = np.random.default_rng(0).chisquare(4, 100)  # a mean of few squares is never the same
+    assert "diverged" not in causes(diagnose(evidence(workers=1, losses=tuple(noisy))).findings)
+
+
+def test_the_share_of_the_last_quarter_in_a_few_steps():
+    assert still_falling(evidence(losses=(1.1, 1.0, 0.9, 0.7, 0.6, 0.4))) == pytest.approx(0.2 / 0.7)
+
+
+def test_runs_of_two_tasks_are_not_compared(runs, single):
+    other = trained(linear(), runs / "other-task", epochs=0.5)
+    with pytest.raises(UsageError, match="must be of one task to be compared, got digits and linear"):
+        diagnose_folder(single, other)
+
+
 def test_the_view_of_a_healthy_run():
     text = rendered(diagnose(evidence(workers=1)))
-    assert text == "a run\n1 worker × 32 = global batch 32, 100 steps, sgd\n\n✓ nothing found  12 causes looked for"
+    assert text == "a run\n1 worker × 32 = global batch 32, 100 steps, sgd\n\n✓ nothing found  13 causes looked for"

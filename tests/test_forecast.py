@@ -113,8 +113,11 @@ def test_a_table_by_names(tmp_path):
     (tmp_path / "models.csv").write_text("name,error,parameters\nsmall,0.5,1000\nlarge,0.25,4000\n")
     found = read_points(tmp_path / "models.csv")
     assert (found.kind, found.pairs) == ("parameters", ((1000.0, 0.5), (4000.0, 0.25)))
-    with pytest.raises(DataError, match="must be readable text"):
+    with pytest.raises(DataError, match="must be a task or a CSV file of sizes and errors, found neither"):
         read_points(tmp_path / "missing.csv")
+    (tmp_path / "huge.csv").write_text("samples,error\n1e308,0.5\n")
+    with pytest.raises(DataError, match=r"line 2 needs a size and an error above 0 and up to 1e\+18, got '1e308,0.5'"):
+        read_points(tmp_path / "huge.csv")
 
 
 def write_table(path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from scalewise.errors import TaskError
 from scalewise.nn import GhostBatchNorm1d, GhostBatchNorm2d, to_ghost_batch_norm
 
 
@@ -35,6 +36,32 @@ def test_conversion_keeps_names_parameters_and_evaluation():
     assert list(ghost.state_dict()) == list(before.state_dict())
     x = torch.randn(5, 1, 8, 8)
     assert torch.equal(ghost.eval()(x), before(x))
+
+
+def test_conversion_keeps_shared_layers_and_hooks_and_refuses_other_kinds():
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.BatchNorm1d(4)
+            self.inner = nn.Sequential(self.first)
+            self.again = self.first
+
+    model, calls = Shared(), []
+    model.first.register_forward_hook(lambda *_: calls.append(1))
+    model = to_ghost_batch_norm(to_ghost_batch_norm(model, 2), 4)
+    assert isinstance(model.first, GhostBatchNorm1d)
+    assert model.first is model.inner[0] is model.again
+    assert model.first.ghost_batch == 4
+    model.again(torch.randn(8, 4))
+    assert calls == [1]
+    with pytest.raises(TaskError, match="got SyncBatchNorm; put one of these in its place first"):
+        to_ghost_batch_norm(nn.Sequential(nn.SyncBatchNorm(4)), 4)
+
+
+@pytest.mark.parametrize("ghost_batch", [0, -2])
+def test_groups_of_no_samples_are_refused(ghost_batch):
+    with pytest.raises(ValueError, match=f"ghost_batch must be at least 1 sample, got {ghost_batch}"):
+        GhostBatchNorm2d(3, ghost_batch)
 
 
 def test_a_batch_that_does_not_divide_is_refused():

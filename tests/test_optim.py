@@ -451,6 +451,19 @@ def test_muon_takes_matrices_and_leaves_the_rest_to_adamw():
     assert torch.equal(problem.weights(), twin.weights())
 
 
+def test_muon_takes_named_parameters_and_refuses_other_rules():
+    model = torch.nn.Linear(3, 3)
+    found = sw.optim.Muon(model.named_parameters())
+    assert [(group["rule"], group["param_names"]) for group in found.param_groups] == [
+        ("muon", ["weight"]),
+        ("adamw", ["bias"]),
+    ]
+    with pytest.raises(ValueError, match="must be muon or adamw, got 'adam'"):
+        sw.optim.Muon([{"params": [model.weight], "rule": "adam"}])
+    with pytest.raises(ValueError, match=r"below 1, got 1.5"):
+        sw.optim.Muon(model.parameters(), momentum=1.5)
+
+
 def test_muon_leaves_matrices_to_adamw_where_asked():
     layers = nn.Linear(3, 2), nn.Linear(2, 2)
     groups = [{"params": layers[0].parameters()}, {"params": layers[1].parameters(), "rule": "adamw"}]

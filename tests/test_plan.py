@@ -395,13 +395,15 @@ def test_job_files_are_what_their_systems_read(tmp_path):
     (tmp_path / name).write_text(text)
     assert subprocess.run(["bash", "-n", tmp_path / name], check=False).returncode == 0
     assert "#SBATCH --nodes=2\n" in text
-    assert "#SBATCH --time=180\n" in text
+    assert "#SBATCH --time=190\n" in text  # half as long again, and ten minutes to start
+    assert "#SBATCH --gpus-per-node=A100:8\n" in text
     kubernetes = yaml.safe_load(job_file("kubernetes", job)[1])
     replicas = kubernetes["spec"]["pytorchReplicaSpecs"]
     assert (kubernetes["kind"], replicas["Master"]["replicas"], replicas["Worker"]["replicas"]) == ("PyTorchJob", 1, 1)
     container = replicas["Worker"]["template"]["spec"]["containers"][0]
     assert container["name"] == "pytorch"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert replicas["Master"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "A100"}
     assert "'my task.py'" in container["command"][2]
     trainjob = yaml.safe_load(job_file("trainjob", job)[1])
     assert (trainjob["apiVersion"], trainjob["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
@@ -458,7 +460,8 @@ def test_an_impossible_deadline_names_the_closest(scalewise_here, recorded):
         (("--price", "-2.50/h"), "--price needs what one device costs an hour, 0 or more, as in 2.50/h, got '-2.50/h'"),
         (("--budget", "40"), "--budget 40 needs the price of a device; add --price 2.50/h"),
         (("--overlap", "0.5"), "--overlap must be between 1 (nothing hides) and 10"),
-        (("--workers", "none"), "--workers needs a count of at least 1"),
+        (("--workers", "9" * 5000), "--workers needs a count from 1 to 10,000,000"),
+        (("--workers", "none"), "--workers needs a count from 1 to 10,000,000"),
         (("--memory", "lots"), "lots"),
         (("--target", "nan"), "--target must be a number that the metric can come to, got nan"),
         (("--node-link", "wire"), "--node-link needs a rate as in 25gbit"),

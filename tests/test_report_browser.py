@@ -14,6 +14,7 @@ import pytest
 
 from scalewise.plan import model
 from scalewise.plan.model import Inputs
+from scalewise.plan.words import parse_link
 from scalewise.report import page as pages
 from test_report import FOLDERS, hostile
 from test_serve import Serving, write_steps
@@ -221,6 +222,7 @@ def test_sliders_change_the_numbers_as_the_planning_model_does(tab, written):
     assert shown("row")["workers"] == 8
     assert shown("inputs")["price_per_hour"] == pytest.approx(100)
     assert shown("inputs")["bytes_per_second"] == pytest.approx(1.25e6)
+    assert shown("inputs")["latency_seconds"] == parse_link("10mbit").latency_seconds  # as plan --link has it
     steps = page.locator("[data-fact=steps]").inner_text()
     assert int(steps.replace(",", "")) == shown("row")["steps"]
     assert tab.wrong == []

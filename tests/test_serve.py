@@ -150,6 +150,11 @@ def test_hostile_folders_are_served_as_text(serving):
     assert Outline(serving.get("")[1]).count("img") == 0
 
 
+def test_the_address_without_its_last_slash_leads_to_the_list(serving):
+    status, _, headers = serving.ask(f"/{serving.token}")
+    assert (status, headers["Location"]) == (308, f"/{serving.token}/")
+
+
 @pytest.mark.parametrize(
     "path", ["/", "/favicon.ico", "/wrong/", "/wrong/runs?run=going", "//", "/{token}x/", "/%7Btoken%7D/"]
 )

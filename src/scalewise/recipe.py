@@ -301,11 +301,11 @@ def _needed_samples(recipe: Recipe, samples: int, pilot: Pilot) -> Derived:
     """How many samples training takes if the gain stays that of the pilot: smaller before, mostly larger after."""
     gain = _gain(recipe, pilot)
     single = recipe.epochs * samples
-    needed = round(single * recipe.workers / gain)
+    needed = round(single * recipe.workers / gain) + pilot.samples
     worth = gain / recipe.workers
     reason = (
-        f"about {needed / single:.1f} times those of one worker, fewer if the noise grows as it mostly does: each is "
-        f"worth {worth:.0%} at first"
+        f"about {needed / single:.1f} times those of one worker with the pilot's {pilot.samples:,}, fewer if the noise "
+        f"grows as it mostly does: each is worth {worth:.0%} at first"
     )
     if worth < 0.5 and pilot.noise_scale is not None:
         enough = max(1, round(2 + pilot.noise_scale / recipe.worker_batch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import os
 import signal
@@ -67,6 +68,8 @@ app.register_install_completion_command(
 # millisecond, costs a whole time slice whenever loaders or other programs keep a core busy: docs/log.md has figures.
 SPINS = "2000"
 HELP = frozenset({"--help", "-h"})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NOT_WRITABLE = FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 
 
 class Terminated(BaseException):
@@ -116,6 +119,13 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[int, str]:
     except BrokenPipeError:
         sys.stdout = None  # nobody reads what is left
         return 1, ""
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        if error.filename is None:
+            sys.stdout = sys.__stdout__ = None  # type: ignore[misc]  # what is left cannot be written either
+        what = "free disk space" if error.errno in FULL else "check who may write there"
+        return 1, f"{error.filename or 'the output'} could not be written: {error.strerror}; {what} and start again"
     finally:  # nothing may interrupt the end
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -24,6 +24,7 @@ from scalewise.recipe import ADAPTIVE, USUAL_LR, Recipe, RecipeMode, fitting_rul
 
 LARGEST_GHOST_BATCH = 32  # samples: Hoffer et al. 2017 find groups of 16 to 128 alike; 32 is most tasks' worker batch
 SWEEP_ROWS = ("naive", "auto")
+MOST_WORKERS = 10**7
 
 
 @dataclass(frozen=True)
@@ -219,8 +220,10 @@ def chosen_workers(text: str) -> list[int]:
     [2, 4, 8]
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise UsageError(f"--workers needs a count of at least 1, or several as in 1,2,4,8, got {text!r}")
+    if not all(part.isdecimal() and 1 <= int(part[:20]) <= MOST_WORKERS for part in parts):
+        raise UsageError(
+            f"--workers needs a count from 1 to {MOST_WORKERS:,}, or several as in 1,2,4,8, got {text[:80]!r}"
+        )
     return sorted({int(part) for part in parts})
 
 

@@ -1,4 +1,4 @@
-"""Too few steps for the global batch, and steps that were not finite."""
+"""Too few steps for the global batch, steps that were not finite, and a loss that ran away."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from scalewise.doctor.evidence import Evidence, Finding, Unknown, Verdict, final
 LEAST_PROGRESS = 0.5
 # Momentum and Adam average over tens of steps, so no rate makes up for fewer.
 FEWEST_STEPS = 30
+# Times the first step's loss: noise makes the loss of a small batch a few times another's, never the mean of many.
+RAN_AWAY = 10.0
 
 
 def efficiency(noise: float, global_batch: float) -> float:
@@ -84,8 +86,22 @@ def non_finite(evidence: Evidence, reference: Evidence | None) -> Verdict:
         )
     at = min(steps[0] - 1 if steps else evidence.steps, len(evidence.rates) - 1)
     rate = f", at a learning rate of {shown(evidence.rates[max(at, 0)])}" if evidence.rates else ""
+    return Finding("non-finite", "high", f"{what}{rate}.", _calmer(evidence))
+
+
+def diverged(evidence: Evidence, reference: Evidence | None) -> Verdict:
+    """The loss ended far above where it began, if it is still a number."""
+    last = final_loss(evidence)
+    first = evidence.losses[0] if evidence.losses else 0.0
+    if last is None or not 0 < first < last / RAN_AWAY:
+        return None
+    what = f"the loss ended at {shown(last)}, {shown(last / first)} times where it began ({shown(first)})"
+    return Finding(
+        "diverged", "high", f"{what}, at a learning rate of up to {shown(evidence.peak)}.", _calmer(evidence)
+    )
+
+
+def _calmer(evidence: Evidence) -> str:
     if evidence.watched:
-        fix = "Lower the rate or warm it up, and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
-    else:
-        fix = "Lower --lr, or add --warmup-epochs 1 or --clip-norm 1."
-    return Finding("non-finite", "high", f"{what}{rate}.", fix)
+        return "Lower the rate or warm it up, and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
+    return "Lower --lr, or add --warmup-epochs 1 or --clip-norm 1."

@@ -6,20 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scalewise.doctor.amount import non_finite, too_few_steps
+from scalewise.doctor.amount import diverged, non_finite, too_few_steps
 from scalewise.doctor.data import overlapping_shards, same_data, unshuffled
 from scalewise.doctor.evidence import Evidence, Finding, Severity, Unknown, Verdict
 from scalewise.doctor.norms import statistics_lag, worker_batch_too_small
 from scalewise.doctor.rates import lr_not_adapted, schedule_too_fast, warm_up_missing
 from scalewise.doctor.replicas import replicas_drifted, wrong_averaging
 from scalewise.doctor.runs import read_run
-from scalewise.errors import RunFolderError
+from scalewise.errors import RunFolderError, UsageError
 
 Check = Callable[[Evidence, Evidence | None], Verdict]
 
 # By cause, in the order in which findings of one severity are shown: what makes all other numbers meaningless first.
 CHECKS: dict[str, Check] = {
     "non-finite": non_finite,
+    "diverged": diverged,
     "same-data": same_data,
     "replicas-drifted": replicas_drifted,
     "wrong-averaging": wrong_averaging,
@@ -33,7 +34,7 @@ CHECKS: dict[str, Check] = {
     "statistics-lag": statistics_lag,
 }
 # With these the gradients' noise means nothing, so what is concluded from it would lead astray.
-SPOIL_NOISE = frozenset({"non-finite", "same-data", "replicas-drifted", "wrong-averaging"})
+SPOIL_NOISE = frozenset({"non-finite", "diverged", "same-data", "replicas-drifted", "wrong-averaging"})
 RANKS: dict[Severity, int] = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -61,7 +62,12 @@ def diagnose(evidence: Evidence, reference: Evidence | None = None) -> Diagnosis
 def diagnose_folder(run: Path, reference: Path | None = None) -> Diagnosis:
     """The diagnosis of a stored run, whose numbers may be anything: where they cannot be, that is said."""
     try:
-        return diagnose(read_run(run), read_run(reference) if reference is not None else None)
+        evidence, other = read_run(run), read_run(reference) if reference is not None else None
+        if other is not None and evidence.task != other.task and None not in (evidence.task, other.task):
+            raise UsageError(
+                f"two runs must be of one task to be compared, got {evidence.task} and {other.task}; leave one out"
+            )
+        return diagnose(evidence, other)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{run} must hold the numbers of a training, got some that cannot be ({error}); restore it or train anew"

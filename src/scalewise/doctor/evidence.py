@@ -84,6 +84,7 @@ class Evidence:
     worker_batch: float
     steps: int
     optimizer: str
+    task: str | None = None
     rates: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
     noise: NoiseEstimate | None = None
@@ -154,12 +155,10 @@ def worse(evidence: Evidence, reference: Evidence) -> tuple[float, float] | None
 def still_falling(evidence: Evidence) -> float | None:
     """The share of all that the loss has fallen that came in the last quarter of the run; None if it has settled."""
     losses = np.array(evidence.losses)
-    quarter = len(losses) // 4
+    quarter = max(1, len(losses) // 4)
     if len(losses) < 2 or not np.isfinite(losses[[0, *range(-2 * quarter, 0)]]).all():
         return None
     before, after = losses[-2 * quarter : -quarter], losses[-quarter:]
-    if quarter < 2:
-        before, after = losses[:1], losses[-1:]
     scatter = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / quarter) if quarter > 1 else 0.0
     fall = float(before.mean() - after.mean())
     learned = float(losses[0] - after.mean())

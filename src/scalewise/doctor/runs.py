@@ -46,6 +46,7 @@ def _from_training(folder: Path) -> Evidence:
         worker_batch=recipe["worker_batch"],
         steps=len(steps),
         optimizer=recipe["optimizer"],
+        task=str(stored["task"]).rpartition("/")[2],
         rates=tuple(one["lr"] for one in steps),
         losses=tuple(math.nan if one["loss"] is None else one["loss"] for one in steps),
         noise=_noise(noise, steps),

@@ -2,6 +2,7 @@
 
 TITLES = {
     "non-finite": "steps that are not finite",
+    "diverged": "the loss ran away",
     "same-data": "workers see the same data",
     "replicas-drifted": "the copies of the model drifted apart",
     "wrong-averaging": "uneven parts are averaged alike",

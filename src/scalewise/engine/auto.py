@@ -57,12 +57,12 @@ def measure(task: Task, recipe: Recipe, samples: int, device: DeviceName) -> Pil
     fitting = round(SHARE * recipe.epochs * samples / (workers * recipe.worker_batch))
     steps = min(max(fitting, LEAST_STEPS), MOST_STEPS, recipe.total_steps(samples) * recipe.workers)
     trial = recipe.replace(workers=workers, lr_rule="adascale", patience=None, target=None, threads=recipe.threads or 1)
-    seen = seconds = 0.0
+    seconds = 0.0
     with Training(dataclasses.replace(task, validation=None), trial, Placement(device=device), alone=True) as training:
         for record in training.records():
             if isinstance(record, Step):
-                seen, seconds = record.samples, record.seconds
+                seconds = record.seconds
             if training.progress.step >= steps:
                 break
         noise = training.noise.estimate()
-    return Pilot(noise.value, training.progress.step, int(seen), seconds)
+    return Pilot(noise.value, training.progress.step, training.seen, seconds)

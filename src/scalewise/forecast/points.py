@@ -20,6 +20,7 @@ SIZE_NAMES: dict[str, Kind] = {
     "parameters": "parameters",
     "params": "parameters",
 }
+LARGEST = 1e18  # squares and powers of it are still numbers
 ERROR_NAMES = ("error", "test_error", "loss", "test_loss")
 
 
@@ -35,6 +36,10 @@ def read_points(path: Path) -> Points:
     """The points of a CSV file: columns samples (or parameters) and error by name, or the first two without names."""
     try:
         lines = [line for line in csv.reader(read_bytes(path).decode("utf-8-sig").splitlines()) if any(line)]
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} must be a task or a CSV file of sizes and errors, found neither; check the name"
+        ) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"a CSV file of sizes and errors must be readable text, got {path}: {error}") from None
     if not lines:
@@ -60,8 +65,10 @@ def _pairs(
             pair = float(line[size]), float(line[error])
         except (ValueError, IndexError):
             raise DataError(f"{path}, line {number} needs a size and an error, got {','.join(line)!r}") from None
-        if not all(0 < value < float("inf") for value in pair):
-            raise DataError(f"{path}, line {number} needs a size and an error above 0, got {','.join(line)!r}")
+        if not all(0 < value <= LARGEST for value in pair):
+            raise DataError(
+                f"{path}, line {number} needs a size and an error above 0 and up to {LARGEST:g}, got {','.join(line)!r}"
+            )
         pairs.append(pair)
     return tuple(pairs)
 

@@ -26,6 +26,8 @@ class _GhostBatchNorm(_BatchNorm):
         affine: bool = True,
         track_running_stats: bool = True,
     ) -> None:
+        if ghost_batch < 1:
+            raise ValueError(f"ghost_batch must be at least 1 sample, got {ghost_batch}; 16 to 128 are usual")
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.ghost_batch = ghost_batch
 
@@ -78,6 +80,7 @@ class GhostBatchNorm3d(_GhostBatchNorm, nn.BatchNorm3d):
 
 
 KINDS: dict[type[nn.Module], type[_GhostBatchNorm]] = {
+    **{kind: kind for kind in (GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d)},
     nn.BatchNorm1d: GhostBatchNorm1d,
     nn.BatchNorm2d: GhostBatchNorm2d,
     nn.BatchNorm3d: GhostBatchNorm3d,
@@ -85,7 +88,10 @@ KINDS: dict[type[nn.Module], type[_GhostBatchNorm]] = {
 
 
 def to_ghost_batch_norm(model: nn.Module, ghost_batch: int) -> nn.Module:
-    """The same model with every batch norm turned into ghost batch norm; parameters and names are kept."""
+    """The same model with every batch norm turned into ghost batch norm; parameters, names and hooks are kept.
+
+    A batch norm of another kind (SyncBatchNorm, a lazy one, a class of your own) is refused.
+    """
 
     def ghost(norm: _BatchNorm, kind: type[_GhostBatchNorm]) -> _GhostBatchNorm:
         return kind(norm.num_features, ghost_batch, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)

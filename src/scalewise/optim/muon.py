@@ -44,6 +44,8 @@ class Muon(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {momentum}; 0.95 is usual")
         options = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         self._inner = _inner(options)
         super().__init__(parameters, options)
@@ -56,11 +58,14 @@ class Muon(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the matrices of a group to Muon and the rest to AdamW."""
         given = param_group["params"]
-        parameters = [given] if isinstance(given, Tensor) else list(given)
+        parameters: list[Tensor | tuple[str, Tensor]] = [given] if isinstance(given, Tensor) else list(given)
+        parts: dict[str, list[Tensor | tuple[str, Tensor]]] = {"muon": [], "adamw": []}
         chosen = param_group.get(RULE, "muon")
-        parts: dict[str, list[Tensor]] = {"muon": [], "adamw": []}
+        if chosen not in parts:
+            raise ValueError(f"the rule of a parameter group must be muon or adamw, got {chosen!r}; leave it out")
         for parameter in parameters:
-            parts[chosen if parameter.ndim == 2 else "adamw"].append(parameter)
+            tensor = parameter[1] if isinstance(parameter, tuple) else parameter  # as named_parameters() gives them
+            parts[chosen if tensor.ndim == 2 else "adamw"].append(parameter)
         for rule, members in parts.items():
             if members:
                 super().add_param_group(self._inner[rule].defaults | param_group | {"params": members, RULE: rule})

@@ -18,7 +18,8 @@ from scalewise.plan.model import devices_used
 System = Literal["slurm", "kubernetes", "trainjob", "skypilot"]
 IN_CONTAINERS = ("kubernetes", "trainjob")
 PORT = 29500
-TIME_RESERVE = 1.5  # of the longest time planned, before a scheduler may end the job
+TIME_RESERVE = 1.5  # of the longest time planned, before a scheduler may end the job …
+START_SECONDS = 600  # … and for starting: images, imports, data
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def job_file(system: System, job: Job) -> tuple[str, str]:
 
 def _slurm(job: Job) -> tuple[str, str]:
     """A batch script; srun starts torchrun once on every node."""
-    minutes = math.ceil(job.seconds * TIME_RESERVE / 60)
-    gpus = f"#SBATCH --gpus-per-node={job.processes}\n" if job.accelerator else ""
+    minutes = math.ceil((START_SECONDS + job.seconds * TIME_RESERVE) / 60)
+    gpus = f"#SBATCH --gpus-per-node={shlex.quote(job.accelerator)}:{job.processes}\n" if job.accelerator else ""
     inner = _torchrun(job, "$SLURM_NODEID", '"$MASTER_ADDR"')
     return "job.slurm", (
         "#!/bin/bash\n"
@@ -110,13 +111,14 @@ def _kubernetes(job: Job) -> tuple[str, str]:
     limits = (
         f'\n              resources: {{"limits": {{"nvidia.com/gpu": {job.processes}}}}}' if job.accelerator else ""
     )
+    selector = f"\n          nodeSelector: {_selector(job.accelerator)}" if job.accelerator else ""
 
     def replica(kind: str, count: int) -> str:
         return f"""    {kind}:
       replicas: {count}
       restartPolicy: OnFailure
       template:
-        spec:
+        spec:{selector}
           containers:
             - name: pytorch
               image: {json.dumps(job.image)}
@@ -142,6 +144,11 @@ def _trainjob(job: Job) -> tuple[str, str]:
         f"  trainer:\n    image: {json.dumps(job.image)}\n    command: {json.dumps(words)}\n"
         f"    numNodes: {job.nodes}\n    numProcPerNode: {job.processes}{limits}\n"
     )
+
+
+def _selector(accelerator: str) -> str:
+    """The nodes that have this device, by the label that NVIDIA's device discovery gives them."""
+    return json.dumps({"nvidia.com/gpu.product": accelerator})
 
 
 def _skypilot(job: Job) -> tuple[str, str]:

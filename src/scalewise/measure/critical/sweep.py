@@ -285,10 +285,11 @@ class _Climb:
     def report(self, wanted: int) -> SweepReport:
         """The law through the rungs; too few of them are an error."""
         if len(self._rungs) < FEWEST_RUNGS:
+            why = f"; {self._notes[-1]}, so larger ones were not tried" if self._notes else ""
             raise TargetMissed(
                 f"validation loss {self._target:.4g} must be reached at {FEWEST_RUNGS} global batches or more, it was "
-                f"at {len(self._rungs)} of {wanted} (the best loss of any trial was {self._least:.4g}); give a higher "
-                f"target, or more --epochs"
+                f"at {len(self._rungs)} of {wanted} (the best loss of any trial was {self._least:.4g}){why}; give a "
+                f"higher target, more --epochs or more --seeds"
             )
         notes = self._notes + [
             f"at global batch {rung.global_batch} the best rate was the last one tried, {rung.lr:g}; the steps there "

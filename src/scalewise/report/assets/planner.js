@@ -64,6 +64,7 @@ const planner = (() => {
   const settings = (data, chosen) => {
     const inputs = { ...data.inputs };
     for (const key of ["price_per_hour", "bytes_per_second", "single_steps"]) if (key in chosen) inputs[key] = chosen[key];
+    if (inputs.bytes_per_second !== data.inputs.bytes_per_second) inputs.latency_seconds = data.rate_latency_seconds;  // as plan --link RATE
     if ("target" in chosen) inputs.single_steps = stepsTo(data.curve, chosen.target, data.higher) ?? inputs.single_steps;
     return inputs;
   };
@@ -140,7 +141,7 @@ const planner = (() => {
     const rows = data.workers.map((count) => planModel.row(inputs, count));
     const now = rows.find((row) => row.workers === workers), one = planModel.row(inputs, 1);
     place.querySelector(".said").textContent = `${number(workers)} worker${workers === 1 ? "" : "s"}: ${seconds(now.seconds)} and `
-      + `${now.cost === null ? "no price" : `a cost of ${money(now.cost)}`}, ${digits(one.seconds / now.seconds, 3)} times as fast as one; `
+      + `${now.cost === null ? "no price" : `a cost of ${money(now.cost)}`}${workers === 1 ? "" : `, ${digits(one.seconds / now.seconds, 3)} times as fast as one`}; `
       + `limited by ${now.limit}${now.extrapolated ? ", beyond what was trained" : ""}.`;
     const facts = COLUMNS.slice(1).map(([title, show]) => {
       const pair = element("div");

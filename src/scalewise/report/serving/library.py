@@ -14,6 +14,7 @@ from scalewise.report.serving.requests import Refused
 from scalewise.report.stored import read_document
 from scalewise.report.stories import forecasting, measurement, planning
 from scalewise.report.stories.training import outcome
+from scalewise.report.wording import number
 
 KEPT_PAGES, KEPT_LINES = 16, 4_000
 MOST_CHOSEN = 50  # runs on one page
@@ -113,8 +114,9 @@ def _said(run: Run) -> str:
         return f"{task}: {answer}" if task else answer
     if run.kind != "train":
         return " ".join(filter(None, [run.document.text("task"), run.document.text("kind")]))
-    workers, task = run.recipe.part("recipe", "workers").shown(), run.recipe.text("task")
-    return f"{task}, workers: {workers}; {outcome(run) if run.document.is_object else 'no result yet'}"
+    workers, task = run.recipe.number("recipe", "workers"), run.recipe.text("task") or "a run"
+    said = task if workers is None else f"{task}, workers: {number(workers)}"
+    return f"{said}; {outcome(run) if run.document.is_object else 'no result yet'}"
 
 
 def _is_text(name: str) -> bool:

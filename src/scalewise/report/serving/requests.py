@@ -11,6 +11,7 @@ SECONDS = 10.0  # that a browser may take to ask, or to take in an answer
 HOSTS = frozenset({"127.0.0.1", "localhost"})
 STATUS = {
     200: "OK",
+    308: "Permanent Redirect",
     400: "Bad Request",
     403: "Forbidden",
     404: "Not Found",
@@ -88,11 +89,15 @@ def check(request: Request) -> None:
         raise Refused(405, "this server only shows")
 
 
-def head(status: int, kind: str, length: int | None, policy: str = "default-src 'none'") -> bytes:
+def head(
+    status: int, kind: str, length: int | None, policy: str = "default-src 'none'", location: str | None = None
+) -> bytes:
     """The head of an answer."""
     fields = HEADERS | {"Content-Type": kind, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
     if length is not None:
         fields["Content-Length"] = str(length)
+    if location is not None:
+        fields["Location"] = location
     lines = [f"HTTP/1.1 {status} {STATUS[status]}", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 

@@ -97,6 +97,9 @@ class Server:
             request = await read_request(reader)
             check(request)
             route = self._route(request)
+            if route is None:
+                await _send(writer, head(308, "text/plain; charset=utf-8", 0, location=f"/{self._token}/"))
+                return
             if route == "events":
                 await self._follow(request.runs, writer)
                 return
@@ -111,11 +114,13 @@ class Server:
         top = head(200, "text/html; charset=utf-8", len(body), page.policy(live=True))
         await _send(writer, top if request.method == "HEAD" else top + body)
 
-    def _route(self, request: Request) -> str:
-        """What is asked for, after the token."""
+    def _route(self, request: Request) -> str | None:
+        """What is asked for, after the token; None without the slash, from which links would lead nowhere."""
         _, token, *rest = request.path.split("/")
         if not hmac.compare_digest(token.encode(), self._token.encode()):
             raise Refused(403, "this address is not the one that scalewise serve printed")
+        if not rest:
+            return None
         name = "/".join(rest)
         if name not in ("", "runs", "events"):
             raise Refused(404, "there is nothing here")

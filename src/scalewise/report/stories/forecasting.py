@@ -28,11 +28,10 @@ def forecasting_story(run: Run) -> Story:
 
 def answer(document: Stored) -> str:
     """The law, and what the target takes."""
-    law = f"The error is {number(document.number('alpha'))} · m^{number(document.number('beta'))}"
-    gamma = document.part("gamma")
+    needed, kind, gamma = document.part("needed"), document.text("kind") or "samples", document.part("gamma")
     floor = interval(gamma.number("value"), gamma.number("low"), gamma.number("high"))
-    law += f" + {floor}." if gamma.flag("identified") else "; an error that no data removes is not identified."
-    needed, kind = document.part("needed"), document.text("kind")
+    law = f"The error is {number(document.number('alpha'))} · {kind}^{number(document.number('beta'))} + {floor}"
+    law += "." if gamma.flag("identified") else "; how much of it no data removes, the last number, is not identified."
     if document.flag("unreachable"):
         hopeful = needed.number("low")
         at_best = f"; at the most hopeful it takes {rough(hopeful)}" if hopeful else ""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 
 from scalewise.plan.model import Inputs
+from scalewise.plan.words import ETHERNET_LATENCY
 from scalewise.records import finite
 from scalewise.report.charts import Mark, Series, line_chart
 from scalewise.report.embedding import embedded
@@ -59,7 +60,9 @@ def answer(document: Stored) -> str:
     time = seconds(chosen.number("seconds"))
     cost = "" if chosen.number("cost") is None else f" and costs {money(chosen.number('cost'))}"
     first = next((row.number("seconds") for row in rows if row.number("workers") == 1), None)
-    faster = f", {rough(first / own)} times as fast as one" if first and (own := chosen.number("seconds")) else ""
+    several = chosen.number("workers") != 1
+    own = chosen.number("seconds")
+    faster = f", {rough(first / own)} times as fast as one" if several and first and own else ""
     reason = document.text("reason")
     why = f"; it is {reason}" if reason else ""
     said = f"{count(chosen.number('workers'), 'worker')}: training takes {time}{cost}{faster}{why}."
@@ -166,16 +169,20 @@ def planner_section(document: Stored, rows: Sequence[Stored], chosen: Stored | N
         return None
     start = int(chosen.number("workers") or 0) if chosen is not None else counts[0]
     curve = [(one.number("step"), one.number("value")) for one in document.parts("curve")]
+    known = [[step, value] for step, value in curve if step is not None and value is not None]
     data = {
         "inputs": inputs,
         "workers": counts,
         "chosen": start if start in counts else counts[0],
-        "curve": [[step, value] for step, value in curve if step is not None and value is not None],
+        "curve": known,
         "metric": document.text("metric", "name"),
         "higher": document.flag("metric", "higher_is_better") is not False,
         "target": document.number("target"),
+        "rate_latency_seconds": ETHERNET_LATENCY,
     }
     lead = "Move a slider: every number follows, by the formulas of scalewise plan."
+    if len(known) < 2:
+        lead += " A slider for the target needs validation data: plan with --target."
     return Section("What if?", (Planner(embedded(finite(data))),), lead)
 
 

@@ -188,7 +188,10 @@ def _curves(runs: Sequence[Run], key: str, title: str, name: str) -> list[Figure
             _series(_part(run, "validation", runs), epochs[run], key, "validation", name, kind="both") for run in epochs
         ]
         found = [one for one in (*learned, *checked) if one.points]
-        titled = f"{spelled(name).capitalize()} by epoch"
+        parts = " and ".join(
+            part for part, of in (("training", learned), ("validation", checked)) if any(o.points for o in of)
+        )
+        titled = f"{spelled(name).capitalize()} by epoch, {parts} data"
         charts.append(line_chart(titled, across, Axis(spelled(name), share=share), found))
     rates = [_series(label, found, key, "lr") for label, found in steps.items()]
     charts.append(line_chart("Learning rate", across, Axis("learning rate", low=0.0), rates))
