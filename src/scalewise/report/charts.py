@@ -58,9 +58,9 @@ def line_chart(
     marks = [mark for mark in marks if mark.value > 0 or not (x if mark.axis == "x" else y).log]
     across, up = _scales(x, y, drawn, marks)
     parts = [_grid(x, y, across, up)]
-    parts += [_mark(mark, across, up, line) for mark, line in zip(marks, _label_lines(marks, across), strict=True)]
     looks = [one.look if one.look is not None else order for order, one in enumerate(drawn)]
     parts += [_series(one, look % LOOKS, across, up) for one, look in zip(drawn, looks, strict=True)]
+    parts += [_mark(mark, across, up, line) for mark, line in zip(marks, _label_lines(marks, across), strict=True)]
     legend = [(one, look) for one, look in zip(drawn, looks, strict=True) if one.points]
     keys = tuple(Key(one.name, look % LOOKS, "dots" if one.kind == "dots" else "line") for one, look in legend)
     described = describe(title, x, y, drawn, marks)
@@ -179,10 +179,11 @@ def _mark(mark: Mark, across: Scale, up: Scale, line: int) -> Markup:
         side = _side(place)
         shape = '<path class="mark" d="M{0:.1f} {1}V{2}"/><text class="label {3}" x="{4:.1f}" y="{5}">{6}</text>'
         beside = place + (5 if side == "right" else -5)
-        return Markup(shape).format(place, TOP, HEIGHT - BOTTOM, side, beside, TOP + 10 + LABEL_LINE * line, mark.label)
+        return Markup(shape).format(place, TOP, HEIGHT - BOTTOM, side, beside, TOP + 16 + LABEL_LINE * line, mark.label)
     place = up(mark.value)
-    shape = '<path class="mark" d="M{0} {1:.1f}H{2}"/><text class="label left" x="{2}" y="{3:.1f}">{4}</text>'
-    return Markup(shape).format(LEFT, place, WIDTH - RIGHT, place - 4 if place > 30 else place + 13, mark.label)
+    shape = '<path class="mark" d="M{0} {1:.1f}H{2}"/><text class="label right" x="{3}" y="{4:.1f}">{5}</text>'
+    above = place - 4 if place > 30 else place + 13
+    return Markup(shape).format(LEFT, place, WIDTH - RIGHT, LEFT + 5, above, mark.label)  # errors fall: left is free
 
 
 def _series(series: Series, look: int, across: Scale, up: Scale) -> Markup:

@@ -299,6 +299,8 @@ def agreement(cheap: CriticalBatch, direct: CriticalBatch) -> str:
         unknown = cheap if not _known(cheap) else direct
         return f"they cannot be compared, as the {unknown.method} gives no critical batch: {pair}"
     apart = _ratio(cheap, direct)
+    if direct.value is None and _overlap(cheap, direct):
+        return f"they do not contradict each other, but the {direct.method} gives a lower bound only: {pair}"
     if _overlap(cheap, direct):
         return f"they agree, their intervals overlap{f' ({apart})' if apart else ''}: {pair}"
     near = _factor(cheap, direct) <= NEAR
