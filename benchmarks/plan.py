@@ -119,6 +119,7 @@ def steps(name: str, seeds: int, data: Path | None, runs: Path) -> dict[str, Any
     from scalewise.measure.critical.laboratory import Laboratory
     from scalewise.measure.critical.sweep import constant_rate
     from scalewise.measure.critical.trials import Trial
+    from scalewise.measure.noise import measure_noise
     from scalewise.tasks.load import load_task
 
     task = load_task(name, (), data)
@@ -136,6 +137,13 @@ def steps(name: str, seeds: int, data: Path | None, runs: Path) -> dict[str, Any
         reached = [loss for step, loss in smoothed(points) if step <= math.log(SHARE * budget)]
         return reached[-1]
 
+    def noise_scale(last: float) -> float | None:
+        """Along one worker's way to the loss, as `scalewise measure` finds it."""
+        found = measure_noise(task, base, steps=max(2, round(last)), notify=lambda line: print(line, file=sys.stderr))
+        looks = [(look.step, look.estimate) for look in found.stages]
+        stages = [law.Stage(step, one.value, one.low, one.high) for step, one in looks]
+        return law.from_stages(stages, base.worker_batch, "").value
+
     taken: dict[int, list[float]] = {}
     with Laboratory(task, runs, 1) as laboratory:
         singles = laboratory.curves([trial(1, seed, None) for seed in range(seeds)])
@@ -145,16 +153,18 @@ def steps(name: str, seeds: int, data: Path | None, runs: Path) -> dict[str, Any
             print(f"{name}: {workers} workers to loss {target}", file=sys.stderr, flush=True)
             curves = laboratory.curves([trial(workers, seed, target) for seed in range(seeds)])
             taken[workers] = [steps for curve in curves if (steps := curve.steps_to(target)) is not None]
+    noise = noise_scale(statistics.median(taken[1]))
     return {"task": name, "seeds": seeds, "target": target, "worker_batch": base.worker_batch} | predicted(
-        base.worker_batch, taken
+        base.worker_batch, taken, noise
     )
 
 
-def predicted(worker_batch: int, taken: dict[int, list[float]]) -> dict[str, Any]:
-    """What the plan says of the larger numbers of workers from the steps of the smaller ones."""
+def predicted(worker_batch: int, taken: dict[int, list[float]], noise_scale: float | None) -> dict[str, Any]:
+    """What the plan says of the larger numbers of workers from the steps of the smaller ones and the noise scale."""
     seen = [(count * worker_batch, steps) for count in MEASURED for steps in taken[count]]
-    critical = law.from_runs(seen, "runs")
+    critical, by_runs_alone = law.from_runs(seen, "runs", noise_scale), law.from_runs(seen, "runs")
     assert critical is not None
+    assert by_runs_alone is not None
     middle, low, high = (math.exp(value) for value in law.mean_interval([math.log(steps) for steps in taken[1]]))
     inputs = replace(
         _goyal().inputs,
@@ -185,7 +195,9 @@ def predicted(worker_batch: int, taken: dict[int, list[float]]) -> dict[str, Any
         )
     return {
         "seen": {str(count): taken[count] for count in MEASURED},
+        "noise_scale": noise_scale,
         "critical_batch": {"value": critical.value, "low": critical.low, "high": critical.high},
+        "critical_batch_by_runs_alone": by_runs_alone.value,
         "rows": rows,
     }
 
@@ -222,13 +234,15 @@ def _steps_lines(part: dict[str, Any]) -> list[str]:
         f"{count} workers {statistics.median(values):.1f} (n={len(values)})" for count, values in part["seen"].items()
     )
     high = "unbounded" if critical["high"] is None else f"{critical['high']:.0f}"
+    alone = part.get("critical_batch_by_runs_alone")
+    noise = f"; by these alone {alone:.0f}, noise scale {part['noise_scale']:.0f}" if alone else ""
     return [
         f"## {part['task']}: steps to a smoothed validation loss of {part['target']}",
         "",
         *(f"- {line}" for line in part["conditions"]),
         f"- worker batch {part['worker_batch']}, AdaScale with several workers, constant rate; medians seen: {seen}",
         f"- {NOTE}",
-        f"- critical batch from these: {critical['value']:.0f} ({critical['low']:.0f} to {high})",
+        f"- critical batch from these: {critical['value']:.0f} ({critical['low']:.0f} to {high}){noise}",
         "",
         "| workers | measured, median (least–most) | predicted (80 %) | error | covers |",
         "|---|---|---|---|---|",

@@ -230,6 +230,27 @@ def test_the_interval_from_runs_covers():
     assert 0.72 <= covered / 200 <= 0.92
 
 
+def test_with_a_noise_scale_runs_foretell_more_workers_better():
+    """Log errors of the steps at 16, from scattered runs of 1, 2 and 4 and a noise scale that may be off tenfold."""
+    random, worker_batch, errors, covered = np.random.default_rng(1), 64, {"runs": [], "both": []}, 0
+    for _ in range(200):
+        true = worker_batch * 10 ** random.uniform(-0.3, 1.4)
+        noise = true * math.exp(law.NOISE_DEVIATION * random.standard_normal())
+        runs = [
+            (count * worker_batch, (1 + true / (count * worker_batch)) * math.exp(0.28 * random.standard_normal()))
+            for count in (1, 2, 4)
+            for _ in range(5)
+        ]
+        single = math.exp(np.mean([math.log(steps) for batch, steps in runs if batch == worker_batch]))
+        for name, found in (("runs", law.from_runs(runs, "")), ("both", law.from_runs(runs, "", noise))):
+            inputs = dataclasses.replace(INPUTS, worker_batch=worker_batch, critical_batch=found.value)
+            errors[name].append(math.log(single / model.gain_of(inputs, 16) / (1 + true / (16 * worker_batch))))
+        covered += found.low <= true <= found.high
+    alone, both = (np.sqrt(np.mean(np.square(errors[name]))) for name in ("runs", "both"))
+    assert both < 0.9 * alone
+    assert 0.72 <= covered / 200 <= 0.88
+
+
 def write_measurement(folder: Path, **changes: object) -> Path:
     noise = {"value": 100.0, "low": 80.0, "high": 125.0, "enough": True}
     content = {

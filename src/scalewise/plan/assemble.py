@@ -216,7 +216,11 @@ def _law_of_runs(facts: TaskFacts, recipe: Recipe, known: Known, target: float |
     ]
     counts = sorted({run.recipe.workers for run in runs})
     source = f"steps of {len(points)} runs with {', '.join(map(str, counts))} workers"
-    return law.from_runs(points, source)
+    stages = next(
+        (one.stages for one in reversed(known.measured) if one.stages and one.optimizer == recipe.optimizer), ()
+    )
+    noise = law.from_stages(stages, recipe.worker_batch, "").value if stages else None
+    return law.from_runs(points, source + (" and the noise scale" if noise else ""), noise)
 
 
 def _critical(facts: TaskFacts, recipe: Recipe, known: Known, target: float | None) -> Critical:

@@ -15,6 +15,9 @@ COVERAGE = 0.8  # of the plan's intervals
 LEAST_SPREAD = 0.03  # of log steps about the law, however well a few runs agree
 NOISE_SPREAD = 1.6  # Assumption: the factor by which the law with the noise scale may be off, in 80 % of tasks
 FEW_SPREAD = 2.0  # the same with a single run on either side
+# Assumption: in 95 % of tasks the critical batch lies within a factor of 10 of the noise scale (McCandlish et al. 2018
+# speak of an order of magnitude; factors of 0.3 to 7 were seen here). As a standard deviation of its logarithm:
+NOISE_DEVIATION = math.log(10.0) / 1.96
 GRID = np.geomspace(1e-3, 1e7, 2000)  # samples
 
 
@@ -38,11 +41,12 @@ class Stage:
     high: float | None
 
 
-def from_runs(runs: Sequence[tuple[int, float]], source: str) -> Critical | None:
+def from_runs(runs: Sequence[tuple[int, float]], source: str, noise_scale: float | None = None) -> Critical | None:
     """B of S = S_min·(1 + B ÷ global batch) through (global batch, steps) of runs; None from one global batch alone.
 
     Least squares on log S with every run a point. The interval holds all B whose squared residuals exceed the least by
-    no more than t²·s².
+    no more than t²·s². With a noise scale, B is believed to be near it before the runs are looked at: runs of few
+    workers hardly bound it from above, and the B of least squares is then as good as any larger one.
 
     >>> found = from_runs([(batch, 50 * (1 + 100 / batch)) for batch in (32, 64, 128)], "runs")
     >>> abs(found.value / 100 - 1) < 0.01, found.low < 100 < found.high
@@ -58,9 +62,20 @@ def from_runs(runs: Sequence[tuple[int, float]], source: str) -> Critical | None
     if degrees < 1:
         return _widened(Critical(value, value, value, source), FEW_SPREAD)
     variance = max(squares[best] / degrees, LEAST_SPREAD**2)
+    if noise_scale:
+        return _near(noise_scale, (squares - squares[best]) / variance, degrees, source)
     accepted = np.flatnonzero(squares <= squares[best] + stdtrit(degrees, 0.5 + COVERAGE / 2) ** 2 * variance)
     high = None if accepted[-1] == len(GRID) - 1 else float(GRID[accepted[-1]])
     return Critical(value, float(GRID[accepted[0]]), high, source)
+
+
+def _near(noise_scale: float, excess: np.ndarray, degrees: int, source: str) -> Critical:
+    """Median and 80 % interval of B: near the noise scale before the runs, Student's t of residuals after them."""
+    before = -0.5 * (np.log(GRID / noise_scale) / NOISE_DEVIATION) ** 2
+    after = np.exp(before - before.max()) * (1 + excess / degrees) ** (-(degrees + 1) / 2)
+    places = [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2]
+    low, middle, high = np.exp(np.interp(places, after.cumsum() / after.sum(), np.log(GRID))).tolist()
+    return Critical(middle, low, high, source)
 
 
 def from_stages(stages: Sequence[Stage], worker_batch: int, source: str) -> Critical:
