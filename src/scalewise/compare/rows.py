@@ -222,7 +222,8 @@ def chosen_workers(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 1 <= int(part[:20]) <= MOST_WORKERS for part in parts):
         raise UsageError(
-            f"--workers needs a count from 1 to {MOST_WORKERS:,}, or several as in 1,2,4,8, got {text[:80]!r}"
+            f"--workers needs a count of at least 1 and at most {MOST_WORKERS:,}, or several as in 1,2,4,8, got "
+            f"{text[:80]!r}"
         )
     return sorted({int(part) for part in parts})
 
