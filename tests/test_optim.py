@@ -427,6 +427,14 @@ def test_options_that_cannot_be(make, words):
         make([torch.zeros(2, 2, requires_grad=True)])
 
 
+@pytest.mark.parametrize("make", [sw.optim.LAMB, sw.optim.Muon])
+def test_half_precision_weights_are_refused(make):
+    weight = torch.ones(2, 2, dtype=torch.float16, requires_grad=True)
+    weight.sum().backward()
+    with pytest.raises(RecipeError, match=r"got float16, .* torch\.autocast"):
+        make([weight]).step()
+
+
 def test_sparse_gradients_are_refused():
     embedding = nn.Embedding(5, 3, sparse=True)
     embedding(torch.tensor([1, 2])).sum().backward()

@@ -16,7 +16,7 @@ from scalewise.errors import RecipeError
 from scalewise.optim.layerwise import Group, LayerWise, Member, Tensors
 from scalewise.optim.native import Layers, doubles
 from scalewise.optim.norms import Vector, local_part, norm, norms
-from scalewise.optim.rules import trust_ratio, trust_ratios
+from scalewise.optim.rules import refuse_half, trust_ratio, trust_ratios
 
 
 class Memory:
@@ -86,6 +86,7 @@ class LAMB(LayerWise):
         self._memory = Memory()
 
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
+        refuse_half("LAMB", weight)
         zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
         return {"step": torch.zeros((), dtype=torch.float32), **zeros}
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from scalewise.optim.rules import refuse_half
+
 RULE = "rule"  # the option of a parameter group that says who updates it
 
 
@@ -65,6 +67,7 @@ class Muon(Optimizer):
             raise ValueError(f"the rule of a parameter group must be muon or adamw, got {chosen!r}; leave it out")
         for parameter in parameters:
             tensor = parameter[1] if isinstance(parameter, tuple) else parameter  # as named_parameters() gives them
+            refuse_half("Muon", tensor)
             parts[chosen if tensor.ndim == 2 else "adamw"].append(parameter)
         for rule, members in parts.items():
             if members:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from scalewise.errors import RecipeError
+
 
 def trust_ratio(weight_norm: float, update_norm: float, largest: float | None = None) -> float:
     """‖w‖ ÷ ‖update‖, or 1 where either is 0 (LAMB, You et al. 2020); never above `largest`.
@@ -38,3 +40,12 @@ def local_rates(weight_norms: Tensor, gradient_norms: Tensor, trust: float, deca
     """`local_rate` of many layers at once, without waiting for their device."""
     known = (weight_norms != 0) & (gradient_norms != 0)
     return torch.where(known, trust * weight_norms / (gradient_norms + decay * weight_norms), 1.0)
+
+
+def refuse_half(optimizer: str, weight: Tensor) -> None:
+    """Refuse float16 where squared gradients are kept: those below 6e-8 are 0 in it, and Adam's ε is too."""
+    if weight.dtype == torch.float16:
+        raise RecipeError(
+            f"{optimizer} needs weights in float32, bfloat16 or float64, got float16, in which squared gradients "
+            f"vanish; keep the weights in float32 and compute under torch.autocast"
+        )
