@@ -290,6 +290,17 @@ def test_signals_end_everything(tmp_path, processes, number, code):
         assert recorded == list(range(1, step + 1))
 
 
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_counts_where_an_import_makes_another_error_of_it(scalewise, tmp_path, name, code):
+    (tmp_path / "unlucky.py").write_text(
+        "import os, signal\ntry:\n"
+        f"    os.kill(os.getpid(), signal.{name})\n    signal.pause()\n"
+        "except BaseException as error:\n    raise ImportError('as numpy says of its parts') from error\n"
+    )
+    done = scalewise("train", "unlucky.py")
+    assert (done.code, done.stderr.count("\n")) == (code, 1)
+
+
 def test_a_process_that_dies_is_named(tmp_path):
     with endless(tmp_path, 2) as (process, children):
         next(child for child in children if child.name() == "scalewise-1").kill()

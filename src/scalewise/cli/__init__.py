@@ -72,6 +72,9 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NOT_WRITABLE = FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 
 
+_arrived: list[int] = []  # signals that nobody else had asked for
+
+
 class Terminated(BaseException):
     """SIGTERM arrived."""
 
@@ -81,16 +84,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is loaded; failures are told in our words
     os.environ.setdefault("KERAS_BACKEND", "torch")  # the only one that a task can use
-    signal.signal(signal.SIGTERM, _terminate)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+    _arrived.clear()
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, _end)  # a shell's background jobs start with it ignored
     if arguments is not None:
         sys.argv[1:] = arguments  # other processes are started with the same words
     try:
         code, message = _outcome(arguments)
-    except KeyboardInterrupt:
-        code, message = 130, "interrupted"
-    except Terminated:
-        code, message = 143, "terminated"
+    except (KeyboardInterrupt, Terminated):
+        code, message = 1, ""
+    if code == 1 and _arrived:  # also where somebody made another error of it, as numpy does while it is imported
+        code, message = 128 + _arrived[0], "interrupted" if _arrived[0] == signal.SIGINT else "terminated"
     _finish(code, message)
 
 
@@ -131,8 +135,9 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[int, str]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    _arrived.append(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 
 def _finish(code: int, message: str) -> NoReturn:
