@@ -21,7 +21,8 @@ def test_a_measured_noise_scale_becomes_adascale_and_a_price():
     assert f"worth {gain:.1f} steps" in rule.reason
     assert price.value == round(10 * 1000 * 8 / gain) + PILOT.samples
     assert "more than this task can use at the start" in price.reason
-    assert "fewer if the noise grows" in price.reason
+    grown = (8 * 128 / 32 + 1) / (8 * 128 / 256 + 1)
+    assert f"if the noise stays as it is, {8 / grown + 0.4096:.1f} times if it grows 8-fold" in price.reason
     assert "half up to about 6 workers" in price.reason
     assert (threads.field, threads.value) == ("threads", 1)
 
@@ -33,6 +34,7 @@ def test_workers_that_the_task_can_use_are_not_called_too_many():
     unknown = Pilot(noise_scale=None, steps=16, samples=4096, seconds=1.0)
     _, derived = resolve(Recipe(worker_batch=32, epochs=10.0), {"workers": 8}, "auto", 2, 1000, unknown)
     assert derived[1].value == 10_000 + unknown.samples
+    assert "grows" not in derived[1].reason  # there is no more to gain
 
 
 @pytest.mark.parametrize(

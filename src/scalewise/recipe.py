@@ -29,6 +29,7 @@ USUAL_LR: dict[str, float] = {  # nearly the best for `digits` at its worker bat
     "lamb": 0.01,
     "muon": 0.003,
 }
+GROWTH = 8  # of the noise over a whole training beside its first steps; 0.5 to 17, mostly 1 to 9, in results/*-auto.md
 CHANGEABLE_ON_RESUME = frozenset({"epochs", "steps", "patience", "target"})
 
 
@@ -298,14 +299,17 @@ def _gain_reason(recipe: Recipe, pilot: Pilot) -> str:
 
 
 def _needed_samples(recipe: Recipe, samples: int, pilot: Pilot) -> Derived:
-    """How many samples training takes if the gain stays that of the pilot: smaller before, mostly larger after."""
-    gain = _gain(recipe, pilot)
+    """How many samples training takes if the gain stays that of the pilot, and how many if the noise grows."""
     single = recipe.epochs * samples
-    needed = round(single * recipe.workers / gain) + pilot.samples
-    worth = gain / recipe.workers
+    needed, least = (
+        round(single * recipe.workers / _gain(recipe, pilot, growth)) + pilot.samples for growth in (1, GROWTH)
+    )
+    worth = _gain(recipe, pilot) / recipe.workers
+    price, lower = f"{needed / single:.1f} times", f"{least / single:.1f} times"
+    growing = "" if lower == price else f" if the noise stays as it is, {lower} if it grows {GROWTH}-fold"
     reason = (
-        f"about {needed / single:.1f} times those of one worker with the pilot's {pilot.samples:,}, fewer if the noise "
-        f"grows as it mostly does: each is worth {worth:.0%} at first"
+        f"about {price} those of one worker{growing} (with the pilot's {pilot.samples:,}): each is worth {worth:.0%} "
+        f"at first"
     )
     if worth < 0.5 and pilot.noise_scale is not None:
         enough = max(1, round(2 + pilot.noise_scale / recipe.worker_batch))
@@ -316,11 +320,11 @@ def _needed_samples(recipe: Recipe, samples: int, pilot: Pilot) -> Derived:
     return Derived("samples", needed, reason)
 
 
-def _gain(recipe: Recipe, pilot: Pilot) -> float:
-    """AdaScale's gain at the pilot's noise scale B: (B ÷ b + 1) ÷ (B ÷ (N·b) + 1)."""
+def _gain(recipe: Recipe, pilot: Pilot, growth: float = 1) -> float:
+    """AdaScale's gain at `growth` times the pilot's noise scale B: (B ÷ b + 1) ÷ (B ÷ (N·b) + 1)."""
     if pilot.noise_scale is None:
         return float(recipe.workers)
-    ratio = pilot.noise_scale / recipe.worker_batch
+    ratio = growth * pilot.noise_scale / recipe.worker_batch
     return (ratio + 1) / (ratio / recipe.workers + 1)
 
 
