@@ -1,91 +1,149 @@
-"""What measuring the noise scale adds to a step: with and without it by turns, in one process."""
+"""What measuring the noise scale adds to a step: off and on by turns within one training.
+
+Trainings beside each other differ by several percent by their places in memory alone, and a machine's speed changes
+within seconds. So there is one training, whose measuring is turned on for some steps and off for the next, in an order
+drawn anew for every cycle. A cycle has two turns without it; the second one is the control.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 
 import scalewise as sw
 from cases import Case, data_folder
-from contestants import scalewise
-from rounds import Contestant, Ready, Round, Work, endless, images, interleave, ratios, spread
+from rounds import Work, images, middle, spread
 from scalewise import Placement
 from scalewise.engine.loop import Training
 from scalewise.engine.memory import keep_freed_memory
 
-CYCLES = 15
+CYCLES = 150
+SETTLING_STEPS = 24  # before the first cycle: an accumulating loop is looked at more often at its start
+LEADING_STEPS = 4  # of a turn, not counted: numbers are read a step late, and caches are those of the turn before
+COUNTED_STEPS = 8  # both are multiples of the steps between two looks at an accumulating loop
 SHARE_STEPS, WARM_UP_STEPS = 60, 10
-QUIET, AGAIN, LOUD = "without", "without, again (control)", "with"
+WITHOUT, CONTROL, WITH = "without", "without, again (control)", "with"
 
 
-def accumulating(micro_batches: int, watched: bool) -> Ready:
-    """A loop written by hand that adds up micro batches."""
+class Switched(Protocol):
+    """A training that goes on for ever, and whose measuring can be turned off and on between steps."""
 
-    def steps(work: Work) -> Iterator[None]:
-        model = work.model()
-        optimizer = work.optimizer(model)
-        x, y = work.data
-        size = work.batch // micro_batches
-        meter = sw.NoiseScale().watch_accumulation(model, size) if watched else None
+    def step(self) -> None:
+        """Take a step."""
+
+    def measure(self, on: bool) -> None:
+        """From the next step on."""
+
+
+class Engine:
+    """Two workers, one after another on this process."""
+
+    def __init__(self, training: Training) -> None:
+        self._records = training.records()
+        self._strategy = cast(Any, training.strategy)
+        setup = self._strategy._setup
+        places = {on: Placement(device="cpu", noise=on) for on in (False, True)}
+        self._setups = {on: dataclasses.replace(setup, placement=place) for on, place in places.items()}
+
+    def step(self) -> None:
+        while not isinstance(next(self._records), sw.Step):
+            pass
+
+    def measure(self, on: bool) -> None:
+        self._strategy._setup = self._setups[on]
+
+
+@contextmanager
+def engine(work: Work) -> Iterator[Switched]:
+    steps = SETTLING_STEPS + 3 * (CYCLES + 1) * (LEADING_STEPS + COUNTED_STEPS)
+    recipe = sw.Recipe(workers=2, worker_batch=work.batch // 2, steps=steps + 10, layout="channels_last", threads=1)
+    with Training(work.task, recipe, Placement(device="cpu"), alone=True) as training:
+        yield Engine(training)
+
+
+class Accumulating:
+    """A loop written by hand that adds up four micro batches."""
+
+    def __init__(self, work: Work) -> None:
+        self._model = work.model()
+        self._meter = sw.NoiseScale().watch_accumulation(self._model, work.batch // 4)
+        self._steps, self._on, self._looking = self._train(work), True, True
+
+    def _train(self, work: Work) -> Iterator[None]:
+        optimizer, (x, y) = work.optimizer(self._model), work.data
         while True:
             order = torch.randperm(len(x))
             for start in range(0, len(x) - work.batch + 1, work.batch):
-                for part in order[start : start + work.batch].split(size):
-                    (work.loss(model(images(x[part])), y[part]) / micro_batches).backward()
-                if meter is not None:
-                    meter.step()
+                for part in order[start : start + work.batch].split(work.batch // 4):
+                    (work.loss(self._model(images(x[part])), y[part]) / 4).backward()
+                if self._on:
+                    self._meter.step()
                 optimizer.step()
                 optimizer.zero_grad()
                 yield
 
-    return endless(steps)
+    def step(self) -> None:
+        next(self._steps)
+
+    def measure(self, on: bool) -> None:
+        if self._on and not on:
+            self._looking = bool(self._meter._handles)
+            self._meter.close()
+        elif on and not self._on and self._looking:
+            self._meter._look()
+        self._on = on
 
 
-def engine(noise: bool) -> Ready:
-    """Two workers, one after another on this process."""
-
-    @contextmanager
-    def ready(work: Work) -> Iterator[Round]:
-        inner = scalewise(2, work.batch // 2, Placement(device="cpu", noise=noise))
-        with inner(work) as round:
-            yield round
-
-    return ready
+@contextmanager
+def accumulating(work: Work) -> Iterator[Switched]:
+    yield Accumulating(work)
 
 
-KINDS: dict[str, list[Contestant]] = {
-    "engine, 2 workers": [
-        Contestant(QUIET, "two workers, noise off", engine(False)),
-        Contestant(AGAIN, "the same once more", engine(False)),
-        Contestant(LOUD, "two workers, noise on", engine(True)),
-    ],
-    "own loop, 4 micro batches": [
-        Contestant(QUIET, "hand-written", accumulating(4, False)),
-        Contestant(AGAIN, "the same once more", accumulating(4, False)),
-        Contestant(LOUD, "hand-written, watch_accumulation", accumulating(4, True)),
-    ],
-}
-CASES = [Case("fashion-mnist", 128), Case("cifar10-small", 128), Case("cifar10", 64)]
+KINDS = {"engine, 2 workers": engine, "own loop, 4 micro batches": accumulating}
+CASES = [Case("fashion-mnist", 64), Case("cifar10-small", 64), Case("cifar10", 64)]
 
 
 def rows() -> Iterator[dict[str, Any]]:
     keep_freed_memory()
     for case in CASES:
         work = Work(case.load(data_folder()), case.worker_batch, 1)
-        for kind, contestants in KINDS.items():
-            measured = interleave(contestants, work, CYCLES)
-            row: dict[str, Any] = {"case": case.title, "kind": kind, "steps_a_round": measured.steps}
-            row["step_milliseconds"] = 1000 * spread(measured.seconds[QUIET]).median
-            for name in (AGAIN, LOUD):
-                row[name] = asdict(spread(ratios(measured.seconds, name, QUIET)))
-                row[f"{name}, CPU"] = asdict(spread(ratios(measured.cpu_seconds, name, QUIET)))
-            row["failures"] = measured.failures
+        for kind, ready in KINDS.items():
+            torch.manual_seed(0)
+            with ready(work) as training:
+                seconds = turns(training)
+            row: dict[str, Any] = {"case": case.title, "kind": kind}
+            row["step_milliseconds"] = 1000 * spread(seconds[WITHOUT]).median
+            without = list(zip(seconds[WITHOUT], seconds[CONTROL], strict=True))
+            row[CONTROL] = asdict(middle([again / once for once, again in without]))
+            row[WITH] = asdict(middle([2 * on / sum(off) for on, off in zip(seconds[WITH], without, strict=True)]))
             yield row
+
+
+def turns(training: Switched) -> dict[str, list[float]]:
+    """Processor seconds of a step, by kind of turn, in every cycle; the first cycle is not counted."""
+    order, draw = [WITHOUT, CONTROL, WITH], random.Random(0)
+    found: dict[str, list[float]] = {name: [] for name in order}
+    for _ in range(SETTLING_STEPS):
+        training.step()
+    for cycle in range(CYCLES + 1):
+        draw.shuffle(order)
+        for name in order:
+            training.measure(name == WITH)
+            for _ in range(LEADING_STEPS):
+                training.step()
+            began = time.process_time()
+            for _ in range(COUNTED_STEPS):
+                training.step()
+            if cycle:
+                found[name].append((time.process_time() - began) / COUNTED_STEPS)
+    return found
 
 
 def shares() -> Iterator[dict[str, Any]]:

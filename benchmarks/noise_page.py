@@ -110,8 +110,7 @@ def overhead(rows: Sequence[Row]) -> list[str]:
     def ratio(found: Row) -> str:
         return f"{found['median']:.3f} ({found['low']:.3f}–{found['high']:.3f})"
 
-    names = ["without, again (control)", "with"]
-    columns = [f"{name}{kind}" for name in names for kind in ("", ", CPU")]
+    columns = ["without, again (control)", "with"]
     cells = [
         [
             row["case"],
@@ -171,8 +170,8 @@ PARTS: dict[str, tuple[str, str, Callable[[Sequence[Row]], list[str]]]] = {
     ),
     "overhead": (
         "What it costs",
-        "Time of a step relative to the same without the noise scale, in the same cycle: median (quartiles) of n "
-        "cycles, all by turns in one process.",
+        "Processor time of a step relative to one without the noise scale, off and on by turns of 12 steps within one "
+        "training: median over n cycles (its 95 % interval).",
         overhead,
     ),
     "share": (

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from scipy.stats import binom
 from torch import Tensor, nn
 
 from scalewise import Task
@@ -126,6 +127,17 @@ def spread(values: Sequence[float]) -> Spread:
     """
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return Spread(middle, low, high, len(values))
+
+
+def middle(values: Sequence[float]) -> Spread:
+    """The median, and its 95 % interval by the order of the values alone: no assumption on how they scatter.
+
+    >>> middle([float(value) for value in range(1, 12)])
+    Spread(median=6.0, low=2.0, high=10.0, n=11)
+    """
+    ordered, n = sorted(values), len(values)
+    outside = int(binom.ppf(0.025, n, 0.5)) - 1  # so many at each end may be left out
+    return Spread(statistics.median(ordered), ordered[max(outside, 0)], ordered[n - 1 - max(outside, 0)], n)
 
 
 def endless(steps: Callable[[Work], Iterator[None]]) -> Ready:
