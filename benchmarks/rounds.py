@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from scipy.stats import binom
 from torch import Tensor, nn
 
 from scalewise import Task
 from scalewise.engine.memory import keep_freed_memory
+from scalewise.measure.rate import median_interval
 
 ROUND_SECONDS = 0.3
 LEAST_STEPS = 3
@@ -130,14 +130,12 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def middle(values: Sequence[float]) -> Spread:
-    """The median, and its 95 % interval by the order of the values alone: no assumption on how they scatter.
+    """The median and its 95 % interval.
 
     >>> middle([float(value) for value in range(1, 12)])
     Spread(median=6.0, low=2.0, high=10.0, n=11)
     """
-    ordered, n = sorted(values), len(values)
-    outside = int(binom.ppf(0.025, n, 0.5)) - 1  # so many at each end may be left out
-    return Spread(statistics.median(ordered), ordered[max(outside, 0)], ordered[n - 1 - max(outside, 0)], n)
+    return Spread(statistics.median(values), *median_interval(values), len(values))
 
 
 def endless(steps: Callable[[Work], Iterator[None]]) -> Ready:

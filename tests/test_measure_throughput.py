@@ -86,6 +86,19 @@ def short_rounds():
         yield
 
 
+def test_a_slow_moment_does_not_end_the_curve(monkeypatch):
+    begun: list[str] = []
+
+    def timed(work, device):
+        """The first try at every worker batch but the first falls into another program's time."""
+        work()
+        return 0.05 if begun and begun.pop() != "throughput: worker batch 1" else 0.001
+
+    monkeypatch.setattr(module, "timed", timed)
+    found = throughput(linear(), linear().recipe, largest=64, notify=begun.append)
+    assert [row.worker_batch for row in found.rows] == [1, 2, 4, 8, 16, 32, 64]
+
+
 @pytest.fixture(scope="module")
 def report():
     task = linear()

@@ -43,9 +43,9 @@ def memory(**changes: object) -> MemoryReport:
     return MemoryReport(**(values | changes))
 
 
-def throughput() -> ThroughputReport:
+def throughput(knee: int = 256) -> ThroughputReport:
     rows = tuple(Rate(batch, speed, speed * 0.9, speed * 1.1, 9) for batch, speed in ((128, 500.0), (256, 1000.0)))
-    return ThroughputReport(rows, 256, Knee(256, 256, 256), 256, rows, 2e6, 1e11, 0.02, "cpu", 2)
+    return ThroughputReport(rows, knee, Knee(knee, knee, knee), 256, rows, 2e6, 1e11, 0.02, "cpu", 2)
 
 
 def measurement(**changes: object) -> Measurement:
@@ -59,8 +59,9 @@ def test_the_sentence_says_what_to_act_on():
     )
     assert view.sentence(measurement(verified=branches)) == (
         "noise scale 1,300 (1,050–1,700); critical batch ≈ 900 by branch; at 8 × 128 each sample is worth 47 %; "
-        "largest worker batch that fits 2,048; best throughput from 256"
+        "largest worker batch that fits 2,048; best throughput from 256, the largest tried"
     )
+    assert view.sentence(measurement(throughput=throughput(knee=128))).endswith("best throughput from 128")
     assert "all 1,437 training samples fit at once" in view.sentence(
         measurement(memory=memory(largest_worker_batch=1437, limited_by="data"))
     )

@@ -117,7 +117,8 @@ def sentence(found: Measurement) -> str:
     if found.memory is not None:
         parts.append(_largest(found.memory))
     if found.throughput is not None:
-        parts.append(f"best throughput from {found.throughput.knee:,}")
+        rising = found.throughput.knee == found.throughput.rows[-1].worker_batch
+        parts.append(f"best throughput from {found.throughput.knee:,}{', the largest tried' if rising else ''}")
     return "; ".join(parts) or "nothing was measured"
 
 
