@@ -28,8 +28,25 @@ CYCLES = 150
 SETTLING_STEPS = 24  # before the first cycle: an accumulating loop is looked at more often at its start
 LEADING_STEPS = 4  # of a turn, not counted: numbers are read a step late, and caches are those of the turn before
 COUNTED_STEPS = 8  # both are multiples of the steps between two looks at an accumulating loop
-SHARE_STEPS, WARM_UP_STEPS = 60, 10
+SHARE_TURNS = 25
 WITHOUT, CONTROL, WITH = "without", "without, again (control)", "with"
+
+
+class Stopwatch:
+    """Adds up the processor time inside of functions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: object, **named: object) -> object:
+            began = time.process_time()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.seconds += time.process_time() - began
+
+        return timed
 
 
 class Switched(Protocol):
@@ -41,12 +58,15 @@ class Switched(Protocol):
     def measure(self, on: bool) -> None:
         """From the next step on."""
 
+    def time(self, inside: Stopwatch) -> None:
+        """Note the seconds inside of the functions that measure."""
+
 
 class Engine:
     """Two workers, one after another on this process."""
 
     def __init__(self, training: Training) -> None:
-        self._records = training.records()
+        self._training, self._records = training, training.records()
         self._strategy = cast(Any, training.strategy)
         setup = self._strategy._setup
         places = {on: Placement(device="cpu", noise=on) for on in (False, True)}
@@ -58,6 +78,11 @@ class Engine:
 
     def measure(self, on: bool) -> None:
         self._strategy._setup = self._setups[on]
+
+    def time(self, inside: Stopwatch) -> None:
+        self._strategy.workers._square_norm = inside.timed(self._strategy.workers._square_norm)
+        self._strategy._clipped = inside.timed(self._strategy._clipped)  # the mean's norm; nothing is clipped here
+        self._training.noise.observe = inside.timed(self._training.noise.observe)  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -99,6 +124,12 @@ class Accumulating:
         elif on and not self._on and self._looking:
             self._meter._look()
         self._on = on
+
+    def time(self, inside: Stopwatch) -> None:
+        self.measure(False)
+        self._meter._hooks = [inside.timed(hook) for hook in self._meter._hooks]
+        self._meter.step = inside.timed(self._meter.step)  # type: ignore[method-assign]
+        self.measure(True)
 
 
 @contextmanager
@@ -150,39 +181,22 @@ def shares() -> Iterator[dict[str, Any]]:
     """The part of a step that passes inside of what measures: which does not depend on what else the machine does."""
     for case in CASES:
         work = Work(case.load(data_folder()), case.worker_batch, 1)
-        recipe = sw.Recipe(
-            workers=2, worker_batch=work.batch // 2, steps=SHARE_STEPS, layout="channels_last", threads=1
-        )
-        with Training(work.task, recipe, Placement(device="cpu"), alone=True) as training:
-            spent = Stopwatch()
-            strategy: Any = training.strategy
-            strategy.workers._square_norm = spent.timed(strategy.workers._square_norm)
-            strategy._clipped = spent.timed(strategy._clipped)  # the norm of the mean; nothing is clipped here
-            training.noise.observe = spent.timed(training.noise.observe)  # type: ignore[method-assign]
-            began, found = time.perf_counter(), []
-            for record in training.records():
-                if isinstance(record, sw.Step):
-                    found.append((spent.seconds, time.perf_counter() - began))
-                    spent.seconds, began = 0.0, time.perf_counter()
-                if training.progress.step == SHARE_STEPS:
-                    break
-        each = [measuring / step for measuring, step in found[WARM_UP_STEPS:]]
-        milliseconds = 1000 * spread([step for _, step in found[WARM_UP_STEPS:]]).median
-        yield {"case": case.title, "step_milliseconds": milliseconds, "share": asdict(spread(each))}
+        for kind, ready in KINDS.items():
+            with ready(work) as training:
+                for _ in range(SETTLING_STEPS):
+                    training.step()
+                found = [*_spent(training)]
+            share = asdict(middle([measuring / steps for measuring, steps in found]))
+            milliseconds = 1000 * spread([steps / COUNTED_STEPS for _, steps in found]).median
+            yield {"case": case.title, "kind": kind, "step_milliseconds": milliseconds, "share": share}
 
 
-class Stopwatch:
-    """Adds up the time inside of functions."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: object, **named: object) -> object:
-            began = time.perf_counter()
-            try:
-                return function(*arguments, **named)
-            finally:
-                self.seconds += time.perf_counter() - began
-
-        return timed
+def _spent(training: Switched) -> Iterator[tuple[float, float]]:
+    """Processor seconds inside of what measures and in all, for some steps at a time."""
+    inside = Stopwatch()
+    training.time(inside)
+    for _ in range(SHARE_TURNS):
+        inside.seconds, began = 0.0, time.process_time()
+        for _ in range(COUNTED_STEPS):
+            training.step()
+        yield inside.seconds, time.process_time() - began

@@ -127,10 +127,10 @@ def overhead(rows: Sequence[Row]) -> list[str]:
 def share(rows: Sequence[Row]) -> list[str]:
     def percent(found: Row) -> str:
         median, low, high = (100 * found[name] for name in ("median", "low", "high"))
-        return f"{median:.2f} % ({low:.2f}–{high:.2f}), n = {found['n']} steps"
+        return f"{median:.2f} % ({low:.2f}–{high:.2f}), n = {found['n']} turns"
 
-    cells = [[row["case"], f"{row['step_milliseconds']:.1f}", percent(row["share"])] for row in rows]
-    return _table(["task × global batch, 2 workers", "step, ms", "share of the step"], cells)
+    cells = [[row["case"], row["kind"], f"{row['step_milliseconds']:.1f}", percent(row["share"])] for row in rows]
+    return _table(["task × global batch", "loop", "step, ms", "share of the step"], cells)
 
 
 FROZEN = (
@@ -176,7 +176,8 @@ PARTS: dict[str, tuple[str, str, Callable[[Sequence[Row]], list[str]]]] = {
     ),
     "share": (
         "The part of a step that passes inside of what measures",
-        "The engine's functions that take norms and average them, timed from inside: median (quartiles) over steps.",
+        "The functions and hooks that take norms and average them, timed from inside (processor time), over turns of 8 "
+        "steps: median (its 95 % interval).",
         share,
     ),
 }
