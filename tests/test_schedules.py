@@ -41,6 +41,13 @@ def test_the_rate_summed_over_samples_does_not_depend_on_workers(name, workers):
     assert total == pytest.approx(expected[name], rel=2e-3)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 20, 45, 100, 449])
+def test_growth_keeps_to_the_samples_of_equal_steps(steps):
+    cuts = schedules.Cuts(Recipe(worker_batch=10, steps=steps, schedule="growth"), samples=100)
+    assert cuts.start(cuts.total_steps) == pytest.approx(10 * steps, rel=0.15)
+    assert cuts.total_steps <= steps
+
+
 def test_growth_takes_larger_global_batches_where_step_lowers_the_rate():
     recipe = Recipe(workers=2, worker_batch=5, lr=1.0, epochs=8.0, schedule="growth", drop=4)
     cuts = schedules.Cuts(recipe, samples=400)

@@ -7,6 +7,7 @@ keeps the rate summed over samples the same, to second order, for every global b
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,13 +100,16 @@ class Cuts:
             self._grow(self.total_steps, recipe.drop)
 
     def _grow(self, equal_steps: int, drop: int) -> None:
-        shares = [late - early for early, late in zip((0.0, *GROWS_AT), (*GROWS_AT, 1.0), strict=True)]
+        """Cut the same samples into larger steps; a phase that is shorter than one of those is one step."""
+        ends = [round(share * equal_steps) for share in (0.0, *GROWS_AT, 1.0)]
         self._phases.clear()
         self.total_steps = start = 0
-        for number, share in enumerate(shares):
-            parts = drop**number
+        for number, (first, last) in enumerate(itertools.pairwise(ends)):
+            if first == last:
+                continue
+            parts = min(drop**number, last - first)
             self._phases.append(_Phase(self.total_steps, start, parts))
-            steps = max(1, round(share * equal_steps / parts))
+            steps = round((last - first) / parts)
             self.total_steps += steps
             start += steps * parts * self._global_batch
 
