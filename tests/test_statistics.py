@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -9,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import scalewise as sw
+from scalewise.engine.loop import Training
 from scalewise.tasks.digits import load
 
 
@@ -49,8 +52,6 @@ def test_many_steps_are_evaluated_with_running_averages():
 def test_recomputed_statistics_are_the_mean_over_groups_of_the_training_shape():
     task = slow_averages()
     recipe = sw.Recipe(worker_batch=64, steps=5, lr=0.1, threads=1, statistics="recomputed")
-    from scalewise.engine.loop import Training
-
     with Training(task, recipe, sw.Placement(device="cpu")) as training:
         *_, _ = training.records()
         model, stream = training.strategy.model.module, training.strategy.feed.stream
@@ -60,6 +61,51 @@ def test_recomputed_statistics_are_the_mean_over_groups_of_the_training_shape():
     assert len(task.train[1]) // 64 == 22
     torch.testing.assert_close(training.final["2.running_mean"], means)
     torch.testing.assert_close(training.final["2.running_var"], variances)
+
+
+class Partly(nn.Module):
+    """A frozen batch norm, one that only training uses, and one that evaluation uses too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.aside, self.used = nn.BatchNorm1d(64), nn.BatchNorm1d(64), nn.BatchNorm1d(64)
+        self.last = nn.Linear(64, 10)
+        self.frozen.running_mean.fill_(4.0)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+    def forward(self, x):
+        x = self.frozen(x.flatten(1))
+        if self.training:
+            self.aside(x)
+        return self.last(self.used(x))
+
+
+def test_only_what_training_changes_and_evaluation_reaches_is_recomputed():
+    recipe = sw.Recipe(worker_batch=64, steps=5, lr=0.1, threads=1, statistics="recomputed")
+    task = dataclasses.replace(slow_averages(), model=Partly)
+    with Training(task, recipe, sw.Placement(device="cpu")) as training:
+        *_, _ = training.records()
+        trained = training.strategy.model.tensors()
+        assert torch.equal(training.final["frozen.running_mean"], torch.full((64,), 4.0))
+        assert torch.equal(training.final["aside.running_mean"], trained["aside.running_mean"])
+        assert training.final["aside.num_batches_tracked"] == 5
+        assert not torch.equal(training.final["used.running_mean"], trained["used.running_mean"])
+    assert [*sw.train(dataclasses.replace(task, model=FrozenOnly), recipe.replace(worker_batch=1))]
+
+
+class FrozenOnly(Partly):
+    def forward(self, x):
+        return self.last(self.frozen(x.flatten(1)))
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.aside.eval()
+        self.used.eval()
+        return self
 
 
 def test_the_exported_model_scores_what_the_result_says(scalewise, tmp_path):

@@ -171,7 +171,8 @@ def _check_batch_norm(model: nn.Module, recipe: Recipe) -> None:
             "statistics are per worker here"
         )
     group = recipe.ghost_batch or recipe.rows * (recipe.workers if recipe.batch_norm == "sync" else 1)
-    if group < 2 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if group < 2 and any(norm.training for norm in norms):  # a frozen one takes no statistics
         raise RecipeError(
             f"batch norm needs at least 2 samples per group, got {group}; raise --worker-batch or --micro-batch, "
             f"or use a model without batch norm"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from scalewise.engine import streams
@@ -51,12 +51,19 @@ def recomputed(
             norm.momentum = None  # torch then takes the plain mean over all groups seen since the reset
             norm.reset_running_stats()
         _pass_samples(task, recipe, model, norms, samples, loaders, device)
+        for norm, (_, buffers) in zip(norms, kept, strict=True):
+            if not norm.num_batches_tracked:  # evaluation does not come here, as to a head that only training uses
+                _copy(norm, buffers)
         yield
     finally:
         for norm, (momentum, buffers) in zip(norms, kept, strict=True):
             norm.momentum = momentum
-            for buffer, value in zip(norm.buffers(), buffers, strict=True):
-                buffer.copy_(value)
+            _copy(norm, buffers)
+
+
+def _copy(norm: _BatchNorm, values: list[Tensor]) -> None:
+    for buffer, value in zip(norm.buffers(), values, strict=True):
+        buffer.copy_(value)
 
 
 @torch.no_grad()
@@ -86,4 +93,6 @@ def _pass_samples(
 
 
 def _norms(model: nn.Module) -> list[_BatchNorm]:
-    return [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    """The layers whose averages training changes: not those that the model keeps in evaluation mode (frozen ones)."""
+    found = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    return [norm for norm in found if norm.track_running_stats]
