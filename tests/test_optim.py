@@ -427,6 +427,20 @@ def test_options_that_cannot_be(make, words):
         make([torch.zeros(2, 2, requires_grad=True)])
 
 
+def test_lars_without_momentum_by_hand(path):
+    matrix = torch.tensor([[3.0, 4.0]], requires_grad=True)
+    vector = torch.tensor([1.0, 2.0], requires_grad=True)
+    optimizer = sw.optim.LARS([matrix, vector], lr=0.5, momentum=0.0, weight_decay=0.1, trust_coefficient=0.01)
+    for _ in range(2):
+        matrix.grad, vector.grad = torch.tensor([[0.0, 2.0]]), torch.tensor([1.0, -1.0])
+        weights = matrix.detach().clone()
+        optimizer.step()
+        rate = 0.01 * weights.norm() / (2 + 0.1 * weights.norm())
+        expected = weights - 0.5 * rate * (torch.tensor([[0.0, 2.0]]) + 0.1 * weights)
+        torch.testing.assert_close(matrix.detach(), expected)
+    torch.testing.assert_close(vector.detach(), torch.tensor([0.0, 3.0]))  # plain steps without decay
+
+
 @pytest.mark.parametrize("make", [sw.optim.LAMB, sw.optim.Muon])
 def test_half_precision_weights_are_refused(make):
     weight = torch.ones(2, 2, dtype=torch.float16, requires_grad=True)

@@ -99,6 +99,12 @@ def fused_sgd(
     weights: Tensors, gradients: Tensors, buffers: Tensors, lr: float, momentum: float, decay: float, rate: float = 1.0
 ) -> None:
     """v ← μ·v + rate·(g + decay·w); w ← w − lr·v for many layers, in torch's fused kernel."""
+    if not momentum:  # the kernel then takes neither buffers nor a rate
+        updates = torch._foreach_add(gradients, weights, alpha=decay)
+        torch._foreach_mul_(updates, rate)
+        torch._foreach_copy_(buffers, updates)
+        torch._foreach_add_(weights, updates, alpha=-lr)
+        return
     torch._fused_sgd_(
         weights,
         gradients,
