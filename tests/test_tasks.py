@@ -175,6 +175,33 @@ def test_losses_and_metrics_must_be_means(functions):
         list(sw.train(task, sw.Recipe(worker_batch=4, steps=1)))
 
 
+@pytest.mark.parametrize("loss", [{"weight": torch.tensor([1.0, 9.0])}, {"ignore_index": 1}], ids=str)
+def test_class_weights_are_averaged_over_the_global_batch(loss):
+    """Whole batches whose shares of the rare class differ: a mean of workers' means would be another number."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(96, 3, generator=generator), (torch.rand(96, generator=generator) < 0.2).long()
+    model = lambda: torch.nn.Linear(3, 2)  # noqa: E731
+    task = sw.Task(model=model, train=(x, y), test=(x, y), loss=torch.nn.CrossEntropyLoss(**loss))
+    runs = [
+        [*sw.train(task, sw.Recipe(workers=workers, worker_batch=96 // workers, steps=3, lr=0.5, threads=1))]
+        for workers in (1, 4, 8)
+    ]
+    losses = [[record.loss for record in run if isinstance(record, sw.Step)] for run in runs]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+    assert runs[2][-1].test["loss"] == pytest.approx(runs[0][-1].test["loss"], rel=1e-5)
+
+
+def test_a_loss_that_is_a_sum_is_refused():
+    with pytest.raises(TaskError, match="must be a mean over samples, got one with reduction='sum'"):
+        sw.Task(**GOOD, loss=torch.nn.CrossEntropyLoss(reduction="sum"))
+
+
+def test_the_loss_as_the_metric_that_counts_is_better_when_lower():
+    assert not sw.Task(**GOOD, loss=F.cross_entropy, metrics={"accuracy": sw.accuracy}, metric="loss").higher_is_better
+    assert sw.Task(**GOOD, loss=F.cross_entropy, metrics={"accuracy": sw.accuracy}).higher_is_better
+
+
 def test_accuracy_of_one_logit_and_of_many():
     assert sw.accuracy(torch.tensor([[1.0], [-1.0]]), torch.tensor([1.0, 1.0])) == 0.5
     assert sw.accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([1, 0, 0])) == pytest.approx(

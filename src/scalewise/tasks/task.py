@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class Loss:
 
     total: Tensor
     weight: Tensor | float
-    metrics: Mapping[str, tuple[Tensor, Tensor | float]] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[Number, Number]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.total, Tensor) or self.total.ndim:
@@ -132,15 +132,20 @@ class Task:
                 f"a task needs either loss (simple form) or step (general form), got "
                 f"{'both' if self.loss else 'neither'}; pass exactly one"
             )
-        if self.metric is None and not self.metrics:
-            object.__setattr__(self, "higher_is_better", False)
+        if getattr(self.loss, "reduction", "mean") == "sum":
+            raise TaskError(
+                "the task's loss must be a mean over samples, got one with reduction='sum'; leave reduction out, or "
+                "use the general form with step="
+            )
         if self.metric is None:
             object.__setattr__(self, "metric", next(iter(self.metrics), "loss"))
+        if self.metric == "loss":  # whatever else is reported, training lowers it
+            object.__setattr__(self, "higher_is_better", False)
 
     @property
     def weight_is_samples(self) -> bool:
         """Whether a batch's weight is known without running the model."""
-        return self.step is None
+        return self.step is None and not _weighs_classes(self.loss)
 
     def smooths_labels(self) -> bool:
         """Whether the loss takes `label_smoothing`."""
@@ -177,7 +182,25 @@ class Task:
                     f"the task's metric {name} must return one number, its mean over samples, got shape "
                     f"{tuple(value.shape)}; end it with .mean()"
                 )
-        return MeanLoss(mean, len(target), metrics)
+        if not _weighs_classes(self.loss):
+            return MeanLoss(mean, len(target), metrics)
+        weight = _divisor(self.loss, target)
+        return Loss(
+            mean * weight, weight, {name: (value * len(target), len(target)) for name, value in metrics.items()}
+        )
+
+
+def _weighs_classes(loss: Callable[..., Tensor] | None) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
+    """Whether a loss divides by the weights of the classes in a batch, or leaves some out: not by its samples."""
+    return isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and (loss.weight is not None or loss.ignore_index >= 0)
+
+
+def _divisor(loss: nn.CrossEntropyLoss | nn.NLLLoss, target: Tensor) -> Number:
+    """What torch divides such a loss by; with probabilities as targets it is the samples after all."""
+    if target.is_floating_point():
+        return len(target)
+    counted = target[target != loss.ignore_index]
+    return counted.numel() if loss.weight is None else loss.weight[counted].sum()
 
 
 def _shape_of(batch: Batch) -> str:
