@@ -81,6 +81,17 @@ def test_the_json_is_the_contract_and_more_seeds_are_added_on_resume(scalewise, 
         folders.merged(stored, dataclasses.replace(stored, given={"lr": 0.5}), tmp_path, {})
 
 
+def test_another_optimizer_has_the_rate_that_train_gives_it(scalewise):
+    flags = ["--optimizer", "adam", "--epochs", 0.2]
+    alone = scalewise("train", "digits", *flags, "--threads", 1, "--json", "--quiet").json
+    row = scalewise("compare", "digits", *flags, "--rows", "single", "--seeds", 1, "--jobs", 1, "--json").json["rows"][
+        0
+    ]
+    assert row["lr"] == alone["lr"]["peak"] != 0.02
+    assert row["test"]["values"] == [alone["test"]["accuracy"]]
+    assert row["what"] == f"1 worker, the task's own recipe but for epochs 0.2, optimizer adam, lr {row['lr']}"
+
+
 def test_killed_and_resumed_gives_the_same_numbers(scalewise, tmp_path):
     flags = ["--workers", "4", "--epochs", "4", "--seeds", "2", "--rows", "single,lr-scaled", "--jobs", "1"]
     process = start(tmp_path, "compare", "digits", *flags, "--out", "table")

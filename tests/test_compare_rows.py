@@ -139,6 +139,15 @@ def test_paired_differences_by_hand():
     assert steady.beats_noise
 
 
+def test_equal_differences_of_a_coarse_metric_prove_nothing():
+    # accuracies on 20 samples: they can only differ by 0.05, and two seeds say little of the rest
+    tie = paired_difference({0: 0.90, 1: 0.95}, {0: 0.95, 1: 1.0})
+    assert tie is not None
+    half = 12.7062 * 0.05 / math.sqrt(12) / math.sqrt(2)
+    assert (tie.mean, tie.low, tie.high) == pytest.approx((-0.05, -0.05 - half, -0.05 + half), abs=1e-4)
+    assert not tie.beats_noise
+
+
 def test_differences_are_paired_by_seed_and_need_two():
     assert paired_difference({0: 1.0, 5: 2.0}, {0: 1.0, 1: 2.0}) is None
     assert paired_difference({}, {}) is None

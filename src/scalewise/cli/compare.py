@@ -29,6 +29,7 @@ from scalewise.compare.work import Comparing
 from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.engine.pool import Pool
 from scalewise.errors import Failed, Interrupted, ScalewiseError, UsageError
+from scalewise.recipe import fitting_lr
 
 if TYPE_CHECKING:
     from scalewise.compare.rows import Facts
@@ -157,6 +158,8 @@ def _facts(request: Request, task: Task, options: Options) -> Facts:
     from scalewise.engine.failures import translated
 
     base = task.recipe.replace(**request.given)
+    if rate := fitting_lr(task.recipe, request.given):  # as train does
+        base = base.replace(lr=rate.value)
     if base.threads is None:  # for single too, so that rows differ in nothing but their remedy
         base = base.replace(threads=1)
     if base.compile and not compiles(options.device):

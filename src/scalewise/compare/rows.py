@@ -36,6 +36,7 @@ class Facts:
     samples: int
     has_batch_norm: bool
     takes_bn: bool
+    changes: str = ""  # what flags changed in the task's own recipe
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ Row = Callable[[Facts, int], Plan]
 
 def single(facts: Facts, workers: int) -> Plan:
     """One worker."""
-    return Plan(facts.base.replace(workers=1), facts.settings, "1 worker, the task's own recipe")
+    changes = f" but for {facts.changes}" if facts.changes else ""
+    return Plan(facts.base.replace(workers=1), facts.settings, f"1 worker, the task's own recipe{changes}")
 
 
 def naive(facts: Facts, workers: int) -> Plan:

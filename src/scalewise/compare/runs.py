@@ -41,7 +41,9 @@ def facts(task: Task, task_spec: str, settings: tuple[str, ...], base: Recipe) -
         isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
     )
     samples = len(open_samples(task.train, 0, "training"))
-    return Facts(base, settings, samples, normalized, "bn" in settings_of(task_spec))
+    changed = [name for name in Recipe.model_fields if getattr(base, name) != getattr(task.recipe, name)]
+    changes = ", ".join(f"{name} {getattr(base, name)}" for name in changed if name not in ("threads", "compile"))
+    return Facts(base, settings, samples, normalized, "bn" in settings_of(task_spec), changes)
 
 
 def perform(job: Job, task: Task, setup: Setup, report: Report, stop: Stop) -> Outcome | Stopped:

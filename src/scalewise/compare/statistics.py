@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,22 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
     mean ± t(0.975, n − 1) · s ÷ √n, where s is the deviation of the differences: what a seed does to both (the start
     weights, the order of the samples) cancels.
     """
-    differences = spread([values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())])
+    seeds = sorted(values.keys() & reference.keys())
+    differences = spread([values[seed] - reference[seed] for seed in seeds])
     if differences.mean is None or differences.std is None:
         return None
-    count = len(differences.values)
-    half = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) * differences.std / math.sqrt(count)
+    deviation = differences.std
+    if deviation <= ROUNDING * abs(differences.mean):  # equal differences: of a coarse metric they are no certainty
+        deviation = resolution([given[seed] for given in (values, reference) for seed in seeds]) / math.sqrt(12)
+    half = float(stdtrit(len(seeds) - 1, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(len(seeds))
     return Difference(differences.mean, differences.mean - half, differences.mean + half)
+
+
+def resolution(values: Sequence[float]) -> float:
+    """The smallest step between two different values: that of an accuracy on n samples is 1 ÷ n or a little more.
+
+    >>> resolution([0.5, 0.75, 0.5, 1.0])
+    0.25
+    """
+    gaps = [high - low for low, high in itertools.pairwise(sorted(values))]
+    return min((gap for gap in gaps if gap > ROUNDING * max(map(abs, values))), default=0.0)
