@@ -85,6 +85,17 @@ def test_fixed_epochs_keep_the_samples_of_one_worker(scalewise):
     assert result["derived"][0]["value"] == "sqrt"
 
 
+def test_fixed_epochs_and_adascale_contradict_each_other(scalewise_here):
+    outcome = scalewise_here("train", "mlp", "--workers", 8, "--epochs-fixed", "--lr-rule", "adascale")
+    assert outcome.code == 2
+    assert "--epochs-fixed keeps to the samples of one worker" in outcome.stderr
+
+
+def test_adascale_asked_for_has_no_warm_up_of_its_own():
+    recipe, derived = resolve(Recipe(), {"workers": 8, "lr_rule": "adascale"}, "auto", 2, 1000)
+    assert (recipe.warmup_epochs, [value.field for value in derived]) == (0.0, ["threads"])
+
+
 def test_an_error_in_the_pilot_is_said_like_any_other(scalewise, tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch, scalewise as sw\nfrom torch import nn\n"

@@ -343,7 +343,7 @@ def _derive_rates(recipe: Recipe, derive: Any, samples: int | None) -> None:  # 
             rule,
             f"{recipe.workers} workers average more noise away; {recipe.optimizer}'s rate {law}",
         )
-    if "warmup_epochs" not in chosen and rule != "none":
+    if "warmup_epochs" not in chosen and rule not in ("none", "adascale"):  # whose rate rises by what it measures
         derive("warmup_epochs", fitting_warmup(recipe, samples), "a scaled rate is too large for the first steps")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import DeviceName, Placement, available_cores
 from scalewise.engine.samples import open_samples
+from scalewise.errors import RecipeError
 from scalewise.recipe import Derived, Pilot, Recipe, RecipeMode, adapts, fitting_lr, resolve
 from scalewise.records import Step
 from scalewise.tasks.task import Task
@@ -44,6 +45,11 @@ def complete(
     samples = len(open_samples(task.train, 0, "training"))
     rate = fitting_lr(base, given) if mode == "auto" else None
     wanted = base.replace(**given, **({"lr": rate.value} if rate else {}))
+    if epochs_fixed and wanted.workers > 1 and wanted.lr_rule == "adascale":
+        raise RecipeError(
+            "--epochs-fixed keeps to the samples of one worker, --lr-rule adascale takes as many as the noise asks "
+            "for, got both; drop one of them"
+        )
     found = None
     if mode == "auto" and adapts(wanted, epochs_fixed):
         found = known or measure(task, wanted, samples, device)
