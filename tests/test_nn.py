@@ -55,7 +55,8 @@ def test_conversion_keeps_shared_layers_and_hooks_and_refuses_other_kinds():
     model.again(torch.randn(8, 4))
     assert calls == [1]
     with pytest.raises(TaskError, match="got SyncBatchNorm; put one of these in its place first"):
-        to_ghost_batch_norm(nn.Sequential(nn.SyncBatchNorm(4)), 4)
+        to_ghost_batch_norm(mixed := nn.Sequential(nn.BatchNorm1d(4), nn.SyncBatchNorm(4)), 4)
+    assert type(mixed[0]) is nn.BatchNorm1d  # not half converted
 
 
 @pytest.mark.parametrize("ghost_batch", [0, -2])
@@ -65,7 +66,7 @@ def test_groups_of_no_samples_are_refused(ghost_batch):
 
 
 def test_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(ValueError, match="ghost_batch=4, got 6 samples"):
+    with pytest.raises(ValueError, match="ghost_batch=4, got 6 samples; choose a divisor, and drop_last=True"):
         GhostBatchNorm1d(3, ghost_batch=4)(torch.randn(6, 3))
 
 

@@ -20,6 +20,12 @@ def convert(
 
     A layer that stands in several places stays one layer.
     """
+    for module in model.modules():  # before anything changes
+        if isinstance(module, _BatchNorm) and type(module) not in kinds:
+            raise TaskError(
+                f"batch norm must be one of {', '.join(kind.__name__ for kind in kinds)} to be converted, got "
+                f"{type(module).__name__}; put one of these in its place first"
+            )
     found: dict[nn.Module, nn.Module] = {}
 
     def converted(module: nn.Module) -> nn.Module:
@@ -29,11 +35,6 @@ def convert(
             if kind is not None:
                 assert isinstance(module, _BatchNorm)
                 found[module] = _rebuilt(module, build(module, kind))
-            elif isinstance(module, _BatchNorm):
-                raise TaskError(
-                    f"batch norm must be one of {', '.join(kind.__name__ for kind in kinds)} to be converted, got "
-                    f"{type(module).__name__}; put one of these in its place first"
-                )
             else:
                 for name, child in [*module._modules.items()]:
                     if child is not None:

@@ -41,7 +41,7 @@ class _GhostBatchNorm(_BatchNorm):
         if len(input) % self.ghost_batch:
             raise ValueError(
                 f"ghost batch norm needs a batch divisible by ghost_batch={self.ghost_batch}, got {len(input)} "
-                f"samples; choose a divisor"
+                f"samples; choose a divisor, and drop_last=True in a DataLoader whose last batch is smaller"
             )
         groups = input.split(self.ghost_batch)
         if self.running_mean is None or self.running_var is None:
