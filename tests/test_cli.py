@@ -105,7 +105,7 @@ def test_patience_restores_the_best_weights(scalewise):
         (["train", "scalewise.tasks.digits:nothing"], ["no function 'nothing'"]),
         (["train"], ["TASK", "--help"]),
         (["train", "digits", "--wrkers", "8"], ["--wrkers"]),
-        (["train", "digits", "--workers", "many"], ["many", "int"]),
+        (["train", "digits", "--workers", "many"], ["many", "whole number"]),
         (["train", "digits", "--workers", "0"], ["workers", "greater than or equal to 1", "got 0"]),
         (["train", "digits", "--optimizer", "adm"], ["adm"]),
         (["train", "digits", "--workers", "2", "--processes", "3"], ["between 1 and the number of workers (2)", "got 3"]),
@@ -288,6 +288,13 @@ def test_signals_end_everything(tmp_path, processes, number, code):
         assert (tmp_path / "run" / "checkpoints" / f"step-{step}").is_dir()
         recorded = [line["step"] for line in records.read(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "step"]
         assert recorded == list(range(1, step + 1))
+
+
+@pytest.mark.parametrize("flags", [["--workers", "2.5"], ["--steps", "3.7"], ["--micro-batch", "many"]])
+def test_whole_numbers_are_not_rounded(scalewise_here, flags):
+    outcome = scalewise_here("train", "digits", *flags)
+    assert (outcome.code, outcome.stderr.count("\n")) == (2, 1)
+    assert f"{flags[0]}: must be a whole number, got {flags[1]}" in outcome.stderr
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])

@@ -6,9 +6,9 @@ import dataclasses
 import os
 import shlex
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import Group, Parameter
 from rich.console import Console
@@ -19,6 +19,9 @@ from scalewise.errors import RunFolderError
 from scalewise.recipe import Derived, Recipe, resolve
 
 if TYPE_CHECKING:
+    from cyclopts import Token
+    from pydantic.fields import FieldInfo
+
     from scalewise.engine.run import RunRecipe
     from scalewise.tasks.task import Task
 
@@ -37,13 +40,29 @@ def recipe_flags(module: str, without: Collection[str] = ()) -> type:
     columns = [
         (
             name,
-            Annotated[field.annotation | None, Parameter(help=field.description, group=RECIPE)],  # type: ignore[operator]
+            Annotated[field.annotation | None, _flag(field)],  # type: ignore[operator]
             dataclasses.field(default=None),
         )
         for name, field in Recipe.model_fields.items()
         if name not in without
     ]
     return dataclasses.make_dataclass("RecipeFlags", columns, frozen=True, namespace={"__module__": module})
+
+
+def _flag(field: FieldInfo) -> Parameter:
+    whole = field.annotation is int or int in get_args(field.annotation)
+    return Parameter(help=field.description, group=RECIPE, converter=_whole_number if whole else None)
+
+
+def _whole_number(kind: object, tokens: Sequence[Token]) -> int | None:
+    """Not 2 for 2.5, as the converter to int would have it."""
+    text = tokens[0].value
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"must be a whole number, got {text}") from None
 
 
 def download(task_spec: str, data: Path | None, quiet: bool) -> None:
