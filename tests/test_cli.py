@@ -106,6 +106,8 @@ def test_patience_restores_the_best_weights(scalewise):
         (["train"], ["TASK", "--help"]),
         (["train", "digits", "--wrkers", "8"], ["--wrkers"]),
         (["train", "digits", "--workers", "many"], ["many", "whole number"]),
+        (["train", "digits", "--batch-norm", "foo"], ["worker, sync or ghost:N", "'foo'"]),
+        (["train", "digits", "--set", "bn=true", "--batch-norm", "ghost:1"], ["2 samples per group", "raise N of"]),
         (["train", "digits", "--workers", "0"], ["workers", "greater than or equal to 1", "got 0"]),
         (["train", "digits", "--optimizer", "adm"], ["adm"]),
         (["train", "digits", "--workers", "2", "--processes", "3"], ["between 1 and the number of workers (2)", "got 3"]),

@@ -209,6 +209,8 @@ def describe(error: ValidationError) -> str:
             parts.append(f"{field}: unknown recipe field; the fields are {', '.join(Recipe.model_fields)}")
         else:
             rule = item["msg"].replace("Input should be", "must be")
+            if item["type"] == "string_pattern_mismatch":  # of batch_norm alone
+                rule = "must be worker, sync or ghost:N"
             parts.append(f"{field} {rule}, got {item['input']!r}; change --{field.replace('_', '-')}")
     return "; ".join(parts)
 

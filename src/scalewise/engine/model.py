@@ -173,9 +173,9 @@ def _check_batch_norm(model: nn.Module, recipe: Recipe) -> None:
     group = recipe.ghost_batch or recipe.rows * (recipe.workers if recipe.batch_norm == "sync" else 1)
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if group < 2 and any(norm.training for norm in norms):  # a frozen one takes no statistics
+        cure = "raise N of --batch-norm ghost:N" if recipe.ghost_batch else "raise --worker-batch or --micro-batch"
         raise RecipeError(
-            f"batch norm needs at least 2 samples per group, got {group}; raise --worker-batch or --micro-batch, "
-            f"or use a model without batch norm"
+            f"batch norm needs at least 2 samples per group, got {group}; {cure}, or use a model without batch norm"
         )
 
 

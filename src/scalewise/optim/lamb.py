@@ -71,8 +71,8 @@ class LAMB(LayerWise):
         adapt: bool = True,
         largest_ratio: float | None = None,
     ) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise RecipeError(f"betas must be at least 0 and below 1, got {betas}; (0.9, 0.999) is usual")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise RecipeError(f"betas must be two numbers, at least 0 and below 1, got {betas}; (0.9, 0.999) is usual")
         if not eps > 0:
             raise RecipeError(f"eps must be above 0, got {eps}; 1e-6 is usual")
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
