@@ -44,7 +44,7 @@ CASES = {
     "adascale": (lambda: sw.load_task("digits"), {"workers": 8, "worker_batch": 16, "epochs": 0.3, "lr_rule": "adascale", "schedule": "linear"}, ["ordered", "sharded"]),
     "batch norm over all workers": (lambda: sw.load_task("digits", ["bn=true", "dropout=0.2"]), DIGITS | {"batch_norm": "sync", "steps": 4}, ["ordered", "sharded"]),
     "batch norm over all workers, micro batches": (models.wide_mlp, DIGITS | {"batch_norm": "sync", "micro_batch": 8, "steps": 3}, ["ordered"]),
-    "growth": (models.wide_mlp, DIGITS | {"schedule": "growth", "drop": 2}, ["sharded"]),
+    "growth": (models.wide_mlp, DIGITS | {"steps": 8, "schedule": "growth", "drop": 2}, ["sharded"]),
     "lars": (lambda: sw.load_task("digits"), DIGITS | {"optimizer": "lars", "lr": 5.0, "weight_decay": 0.01}, ["sharded", "server"]),
     "lamb": (models.wide_mlp, DIGITS | {"steps": 4, "optimizer": "lamb", "lr": 0.01, "weight_decay": 0.01}, ["ordered", "sharded", "server"]),
     "lamb, all tensors": (lambda: sw.load_task("digits", ["bn=true"]), DIGITS | {"optimizer": "lamb", "lr": 0.01, "adapt_vectors": True, "clip_norm": 1.0}, ["sharded"]),

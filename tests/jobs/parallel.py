@@ -47,7 +47,7 @@ CASES = {
     "bytes, dropout": (lambda: sw.load_task("mlp", ["dropout=0.2"]), STEPS, ("fsdp",)),
     "bytes, one micro batch": (lambda: sw.load_task("digits"), STEPS | {"micro_batch": None}, ("pipeline",)),
     "bytes, a parameter without use": (models.wide_mlp, STEPS, ("fsdp",)),
-    "bytes, growth": (lambda: sw.load_task("mlp"), STEPS | {"schedule": "growth", "drop": 2}, SPLIT),
+    "bytes, growth": (lambda: sw.load_task("mlp"), STEPS | {"steps": 8, "schedule": "growth", "drop": 2}, SPLIT),
     "bytes, own step": (lambda: models.stepped("keyword"), STEPS, SPLIT),
     "own step": (lambda: models.doubled(models.stepped("keyword")), STEPS, ("tensor",)),
     "dropout": (lambda: sw.load_task("mlp", ["dropout=0.2"]), STEPS, ("pipeline",)),
