@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from scalewise.doctor.evidence import Finding
 from scalewise.doctor.runs import read_run
 from scalewise.doctor.watched import from_watched, square
 from scalewise.observations import Watched, WatchedProcess, WatchedStep, pack, read_folder, unpack
+from scalewise.watching.watcher import Watcher
 
 JOB = Path(__file__).parent / "jobs" / "watched.py"
 HEALTHY = [
@@ -316,3 +318,48 @@ def test_a_file_of_something_else_is_named(tmp_path, scalewise):
     assert outcome.code == 2
     assert "must hold what sw.watch writes" in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+def losses_of(folder: Path) -> list[float | None]:
+    return [step.loss for step in read_folder(folder)[0].steps]
+
+
+def noting(notes: Callable[[Watcher, torch.Tensor], object], folder: Path, steps: int = 70) -> list[float]:
+    """A loop that gives the watcher its losses in some way; the mean losses."""
+    model, optimizer = model_and_optimizer()
+    means = []
+    with sw.watch(model, optimizer, folder) as watcher:
+        for _ in range(steps):
+            x = torch.randn(5, 6)
+            each = F.cross_entropy(model(x), (x.sum(1) > 0).long(), reduction="none")
+            notes(watcher, each)
+            each.mean().backward()
+            means.append(each.mean().item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return means
+
+
+def test_a_loss_of_many_numbers_is_left_out_with_one_word(tmp_path):
+    with pytest.warns(RuntimeWarning, match=r"needs one number.* got a Tensor of shape \(5,\)") as said:
+        noting(lambda watcher, each: watcher.loss(each), tmp_path / "w")
+    assert len(said) == 1
+    assert losses_of(tmp_path / "w") == [None] * 70
+
+
+@pytest.mark.parametrize("form", [lambda mean: mean.item(), lambda mean: mean.reshape(1), lambda mean: mean])
+def test_a_loss_may_be_a_float_or_a_tensor_of_one_number(tmp_path, form):
+    means = noting(lambda watcher, each: watcher.loss(form(each.mean())), tmp_path / "w", 3)
+    assert losses_of(tmp_path / "w") == pytest.approx(means)
+
+
+def test_what_cannot_be_written_never_ends_training(tmp_path):
+    """An error while steps are written comes again when watching stops, of whatever type it is."""
+
+    def spoil(watcher: Watcher, each: torch.Tensor) -> None:
+        watcher._now.losses.append(each.detach())  # no number
+
+    with pytest.warns(RuntimeWarning, match="sw.watch stopped watching: ") as said:
+        noting(spoil, tmp_path / "w")
+    assert len(said) == 1
+    assert read_folder(tmp_path / "w")[0].steps == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -24,6 +25,17 @@ def norm(tensor: Tensor) -> Tensor:
 def wide(tensor: Tensor) -> torch.dtype:
     """The type to add many numbers in."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64  # MPS has no float64
+
+
+def one_number(value: object) -> Tensor | None:
+    """A real number as a tensor without dimensions, not read yet; None of anything else.
+
+    >>> one_number(0.5), one_number(torch.ones(3))
+    (tensor(0.5000, dtype=torch.float64), None)
+    """
+    if isinstance(value, Tensor):
+        return value.detach().reshape(()) if value.numel() == 1 and not value.is_complex() else None
+    return torch.tensor(float(value), dtype=torch.float64) if isinstance(value, Real) else None
 
 
 def is_sharded(tensor: Tensor) -> bool:

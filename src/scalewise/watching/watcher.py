@@ -23,11 +23,11 @@ from torch.utils.hooks import RemovableHandle
 from scalewise.doctor.diagnose import diagnose_folder
 from scalewise.doctor.evidence import Finding
 from scalewise.doctor.summary import summary
-from scalewise.errors import ScalewiseError, UsageError
+from scalewise.errors import UsageError
 from scalewise.noise import NoiseEstimate
 from scalewise.observations import WatchedLabels, line
 from scalewise.watching.files import describe, open_file
-from scalewise.watching.gradients import norm, output_gradient, square_of
+from scalewise.watching.gradients import norm, one_number, output_gradient, square_of
 from scalewise.watching.halves import Halves
 from scalewise.watching.inputs import SAMPLES, some_elements, tensors_of
 from scalewise.watching.statistics import batch_norm_layers, gap
@@ -85,8 +85,8 @@ def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
         try:
             hook(self, *arguments)
         except Exception as error:  # whatever a model or an optimizer may be
-            warnings.warn(f"sw.watch stopped watching: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
             self._stop()  # the hooks stay, idle: one cannot be removed while they are being called
+            warnings.warn(f"sw.watch stopped watching: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
         self._now.spent += time.perf_counter() - began
 
     return guarded
@@ -123,6 +123,7 @@ class Watcher:
         self._waiting: list[tuple[int, OpenStep]] = []
         self._inputs_seen = 0
         self._labels: Tensor | None = None
+        self._refused_a_loss = False
         self._cost, self._step_seconds, self._ended_at = 0.0, 0.0, time.perf_counter()
         self._during_backward: list[RemovableHandle] = []
         self._during_forward: list[RemovableHandle] = []
@@ -146,10 +147,20 @@ class Watcher:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def loss(self, loss: Tensor) -> None:
+    def loss(self, loss: Tensor | float) -> None:
         """Note the loss of a micro batch, as backward() is called on it, unless the model itself returns it."""
-        if not self.closed and isinstance(loss, Tensor):
-            self._now.losses.append(loss.detach())
+        if self.closed:
+            return
+        if (number := one_number(loss)) is not None:
+            self._now.losses.append(number)
+        elif not self._refused_a_loss:
+            self._refused_a_loss = True
+            warnings.warn(
+                f"watcher.loss needs one number, the mean loss of a micro batch, got {_described(loss)}, which is not "
+                f"noted; pass loss.mean()",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def findings(self) -> list[Finding]:
         """What doctor says so far, from what all processes have written."""
@@ -174,7 +185,7 @@ class Watcher:
             self._unhook(handles)
         atexit.unregister(self.close)
         if ends and self._show and self.process.process == 0:
-            with contextlib.suppress(ScalewiseError):  # files of other processes may be gone
+            with contextlib.suppress(Exception):  # files of other processes may be gone, or the disk full
                 print(self.summary(), file=sys.stderr)
 
     def _stop(self) -> None:
@@ -182,11 +193,9 @@ class Watcher:
         if self.closed:
             return
         self.closed = True
-        with contextlib.suppress(OSError, RuntimeError):
-            self._flush()
-            if self._labels is not None:
-                self._file.write(line(WatchedLabels(self._labels.tolist())) + "\n")
-            self._file.close()
+        for last in (self._write_waiting, self._write_labels, self._file.close):
+            with contextlib.suppress(Exception):  # what cannot be read or written is left out: training goes on
+                last()
 
     @staticmethod
     def _unhook(handles: list[RemovableHandle]) -> None:
@@ -308,7 +317,7 @@ class Watcher:
         self._unhook(self._during_backward)
         self._waiting.append((self._step + 1, self._now))
         if len(self._waiting) >= LINES:
-            self._flush()
+            self._write_waiting()
         self.spent_seconds = self._now.spent
         self._keep_within_budget(self._now)
         self._step += 1
@@ -327,13 +336,24 @@ class Watcher:
             longer = 2 ** math.ceil(math.log2(max(1.0, wanted)))
             self._interval = max(self._every, min(LONGEST_INTERVAL, longer))
 
+    @_harmless
     def _flush(self) -> None:
-        if self._file.closed:
-            return
-        for step in observed(self._waiting, self._layers):
+        self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []  # first: a step that cannot be read is not tried again
+        for step in observed(waiting, self._layers):
             self._file.write(line(step) + "\n")
-        self._waiting.clear()
         self._file.flush()
+
+    def _write_labels(self) -> None:
+        if self._labels is not None:
+            self._file.write(line(WatchedLabels(self._labels.tolist())) + "\n")
+
+
+def _described(value: object) -> str:
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+    return f"a {type(value).__name__}{shape}"
 
 
 def _widest(output: object) -> Tensor | None:
