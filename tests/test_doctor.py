@@ -26,6 +26,7 @@ from scalewise.engine.loop import Training
 from scalewise.engine.run import RunFolder, RunRecipe, begin, stored_records
 from scalewise.errors import NonFiniteLoss, UsageError
 from scalewise.noise import NoiseEstimate
+from scalewise.observations import Watched, WatchedProcess
 from scalewise.recipe import resolve
 from scalewise.tasks.digits import digits, load, mlp
 from scalewise.tasks.generated import linear, logistic
@@ -276,6 +277,92 @@ def test_a_schedule_is_compared_by_samples():
     ]
     slow = evidence(rates=tuple(COSINE[step // 8] for step in range(STEPS)))
     assert found(slow, one) == ["schedule-too-slow"]
+
+
+def test_a_schedule_counted_in_progress_ends_with_the_run():
+    one = evidence(workers=1, steps=8 * STEPS, rates=tuple(r for r in COSINE for _ in range(8)), losses=(1.0,) * 800)
+    for rates in ((0.1,) * STEPS, tuple(COSINE[step // 8] for step in range(STEPS)), COSINE[::-1]):
+        assert found(evidence(rates=rates, counts_progress=True), one) == []
+
+
+def test_a_schedule_that_grows_the_batch_is_not_too_slow(runs):
+    single = trained(digits(), runs / "cosine", schedule="cosine", epochs=4.0)
+    growing = trained(digits(), runs / "growing", schedule="growth", epochs=4.0)
+    assert "schedule-too-slow" not in causes(diagnose_folder(growing, single).findings)
+
+
+def cosine(period: int) -> tuple[float, ...]:
+    """The rates of torch's CosineAnnealingLR with T_max=period, which goes on beyond its end."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, period)
+    return rates_of(optimizer, scheduler, 180)
+
+
+def rates_of(
+    optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int
+) -> tuple[float, ...]:
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return tuple(rates)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("period", "times"), [(45, "4.0"), (90, "2.0"), (110, "1.6")])
+def test_a_cosine_that_comes_back_is_named_by_its_first_period(workers, period, times):
+    run = evidence(workers=workers, rates=cosine(period), steps=180, processes=(nobody(workers),))
+    (finding,) = [one for one in diagnose(run).findings if one.cause == "schedule-too-fast"]
+    assert finding.severity == "high"
+    assert f"after {period} of 180 steps" in finding.evidence
+    assert f"about {times} times too fast" in finding.fix
+    assert ("for 2 processes" in finding.fix) == (workers == 2)
+    assert "1 processes" not in finding.fix
+
+
+def nobody(processes: int) -> Watched:
+    return Watched(WatchedProcess(0, processes, "SGD", 10, reduces=True), [], [])
+
+
+def stock_schedules() -> dict[str, tuple[float, ...]]:
+    """Schedules that are meant: none of them ran out."""
+    schedules = torch.optim.lr_scheduler
+    kinds = {
+        "triangles": lambda one: schedules.CyclicLR(one, 1e-3, 0.1, step_size_up=30, cycle_momentum=False),
+        "milestones": lambda one: schedules.MultiStepLR(one, [60, 110]),
+        "two phases": lambda one: schedules.LambdaLR(one, lambda step: 1.0 if step < 80 else 0.01),
+        "one cycle": lambda one: schedules.OneCycleLR(one, 0.1, total_steps=201, cycle_momentum=False),
+        "restarts": lambda one: schedules.CosineAnnealingWarmRestarts(one, 50),
+        "waves": lambda one: schedules.LambdaLR(one, lambda step: math.sin(math.pi * step / 50) ** 2),
+    }
+    rates = {}
+    for name, make in kinds.items():
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        rates[name] = rates_of(optimizer, make(optimizer), 200)
+    return rates
+
+
+@pytest.mark.parametrize("name", ["triangles", "milestones", "two phases", "one cycle", "restarts", "waves"])
+def test_stock_schedules_of_one_process_are_healthy(name):
+    assert found(evidence(workers=1, steps=200, rates=stock_schedules()[name])) == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "shape", "severity"),
+    [
+        (1, lambda step: max(0.0, 1 - step / 80), "high"),  # a line that has ended
+        (1, lambda step: 0.9**step, "high"),  # stepped with every batch instead of every epoch
+        (1, lambda step: 0.1 ** (step // 10), "low"),  # to zero in steps: a plateau may have asked for them
+        (2, lambda step: 0.1 ** ((step > 60) + (step > 110)), "low"),
+        (2, lambda step: max(0.01, 1 - step / 80), "high"),
+    ],
+)
+def test_a_schedule_that_ran_out(workers, shape, severity):
+    run = evidence(workers=workers, steps=200, rates=tuple(0.1 * shape(step) for step in range(200)))
+    findings = {one.cause: one for one in diagnose(run).findings}
+    assert findings["schedule-too-fast"].severity == severity
+    assert ("may be meant so" in findings["schedule-too-fast"].evidence) == (severity == "low")
 
 
 def test_restarts_and_long_warm_ups_are_healthy_schedules():

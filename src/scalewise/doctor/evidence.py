@@ -77,6 +77,7 @@ class Evidence:
 
     rates and losses: one number a step, losses NaN where unknown. non_finite: steps whose loss or gradient was not.
     samples_seen: in all, where steps are of different sizes. follows_noise: whether the rate follows the measured gain.
+    counts_progress: whether the schedule is counted in the run's own progress, so that it ends with the run.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Evidence:
     samples_per_epoch: int | None = None
     samples_seen: float | None = None
     follows_noise: bool = False
+    counts_progress: bool = False
     processes: tuple[Watched, ...] = ()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalewise.doctor.evidence import Baseline, Evidence, Finding, Unknown, Verdict, gain, shown, worse
+from scalewise.doctor.evidence import Baseline, Evidence, Finding, Severity, Unknown, Verdict, gain, shown, worse
 
 # A rate this much below what the noise scale allows costs accuracy; the interval of the noise scale is already taken
 # at its low end, so this is the margin of the rule itself. Against a second run, which lost less, less is enough.
@@ -15,6 +15,17 @@ UNCHANGED = 1.1
 # A rate under this share of its peak moves nothing; step schedules end at a hundredth, in the last quarter of a run.
 FLOOR = 0.02
 LONGEST_FLOOR = 0.4
+# Under this share it is zero, as a schedule is that has ended; milestones by tens get there after four of them.
+NOTHING = 1e-4
+# A change of the rate by this share of its peak within one step is a step, not a slope.
+JUMP = 0.3
+# Equal peaks, to rounding.
+SAME_PEAK = 1e-3
+# A rate that comes back to this share of its peak was not meant to; the rise is straight where a quarter of the way
+# has made more than this share of it (1/4, while a cosine has made 1/7).
+LEAST_RETURN = 0.3
+LONGEST_RISE = 0.5  # of a warm-up, as a share of the fall; in cycles it is 1
+STRAIGHT = 0.2
 # Schedules of two runs differ when one has fallen by half so many times earlier, in samples and in shares of a run.
 STRETCH = 1.5
 # Warm-up: a rate that starts above this share of its peak had none; a loss that rises by more than this share of its
@@ -115,49 +126,90 @@ def schedule_too_fast(evidence: Evidence, reference: Evidence | None) -> Verdict
     """The schedule has run out long before training has, or runs faster or slower than the other run's."""
     if len(evidence.rates) < 8 or not evidence.peak:
         return None
-    if reference is not None and (found := _other_stretch(evidence, reference)):
+    if reference is not None and not evidence.counts_progress and (found := _other_stretch(evidence, reference)):
         return found
+    return _idle(evidence) or _came_back(evidence)
+
+
+def _idle(evidence: Evidence) -> Finding | None:
+    """A rate that lies at its floor for much of the run.
+
+    Steps down, or a floor above zero, may be meant so (milestones, two phases of fine-tuning): one process says nothing
+    of a floor above zero, and of steps down the finding is a question.
+    """
     shares = np.array(evidence.rates) / evidence.peak
-    last = int(np.flatnonzero(shares > FLOOR)[-1])
+    floor = NOTHING if evidence.workers == 1 else FLOOR
+    last = int(np.flatnonzero(shares > floor)[-1])
     idle = 1 - (last + 1) / len(shares)
-    if idle > LONGEST_FLOOR:
-        return _too_fast(
-            evidence,
-            f"the learning rate fell to {shown(evidence.rates[-1])}, under {FLOOR:.0%} of its peak "
-            f"{shown(evidence.peak)}, by step {last + 2} and stayed there for the last {idle:.0%} of {evidence.steps} "
-            f"steps.",
-            1 / max(1 - idle, 1e-9),
-        )
-    if bottom := _turn(shares):
-        return _too_fast(
-            evidence,
-            f"the learning rate fell to {shown(evidence.rates[bottom])} at step {bottom + 1} of {evidence.steps} and "
-            f"then rose slowly to {shown(max(evidence.rates[bottom:]))} again: its schedule had ended.",
-            len(shares) / (bottom + 1),
-        )
-    return None
+    if idle <= LONGEST_FLOOR:
+        return None
+    smooth = -np.diff(shares).min() < JUMP
+    return _too_fast(
+        evidence,
+        f"the learning rate fell to {shown(evidence.rates[-1])}, under {100 * floor:g}% of its peak "
+        f"{shown(evidence.peak)}, by step {last + 2} and stayed there for the last {idle:.0%} of {evidence.steps} "
+        f"steps{'' if smooth else '; it fell in steps, which may be meant so'}.",
+        1 / max(1 - idle, 1e-9),
+        "high" if smooth else "low",
+    )
+
+
+def _came_back(evidence: Evidence) -> Finding | None:
+    """A cosine that was followed beyond its end, so that the rate rose again."""
+    bottom = _turn(np.array(evidence.rates) / evidence.peak)
+    if not bottom:
+        return None
+    return _too_fast(
+        evidence,
+        f"the learning rate had fallen to {shown(evidence.rates[bottom])} after {bottom} of {evidence.steps} steps and "
+        f"then rose slowly to {shown(max(evidence.rates[bottom:]))} again: its schedule had ended.",
+        evidence.steps / bottom,
+        "high",
+    )
 
 
 def _turn(shares: np.ndarray) -> int:
-    """Where the rate reached its floor before it rose again step by step; 0 if it never did. Restarts jump instead."""
-    bottoms = np.flatnonzero(shares < FLOOR)
-    peak = int(shares.argmax())
-    bottoms = bottoms[bottoms > peak]
-    if not len(bottoms) or shares[bottoms[0] :].max() < 0.3:
+    """Where the rate was lowest before it rose again as a cosine does; 0 if it never did.
+
+    Restarts jump, and cycles that are meant begin with a rise as long as the fall, or rise in a straight line.
+    """
+    peak = _first_peak(shares)
+    bottom = _first_valley(shares, peak)
+    if bottom is None or peak > LONGEST_RISE * (bottom - peak):
         return 0
-    climb = np.diff(shares[bottoms[0] :])
-    return int(bottoms[0]) if climb.max() < 0.3 else 0
+    climb = shares[bottom : bottom + _first_peak(shares[bottom:]) + 1] - shares[bottom]
+    if climb[-1] < LEAST_RETURN or np.diff(climb).max() >= JUMP:
+        return 0
+    quarter = float(np.interp((len(climb) - 1) / 4, np.arange(len(climb)), climb))
+    return bottom if quarter < STRAIGHT * climb[-1] else 0
 
 
-def _too_fast(evidence: Evidence, sentence: str, times: float) -> Finding:
+def _first_valley(shares: np.ndarray, peak: int) -> int | None:
+    """The lowest step of the first stretch at the floor after the peak; None if there is none, or no end of it."""
+    below = np.flatnonzero(shares[peak:] < FLOOR)
+    if not len(below):
+        return None
+    begins = peak + int(below[0])
+    leaves = np.flatnonzero(shares[begins:] >= FLOOR)
+    return begins + int(shares[begins : begins + leaves[0]].argmin()) if len(leaves) else None
+
+
+def _first_peak(rates: np.ndarray) -> int:
+    """The first step at the peak; a cosine's later periods may exceed the first by rounding."""
+    return int(np.flatnonzero(rates >= (1 - SAME_PEAK) * rates.max())[0])
+
+
+def _too_fast(evidence: Evidence, sentence: str, times: float, severity: Severity) -> Finding:
     if evidence.watched:
+        processes = f" for {evidence.workers} processes" if evidence.workers > 1 else ""
         fix = (
             f"Call scheduler.step() once per optimizer.step() and give the scheduler the {evidence.steps} steps that "
-            f"are really taken (it ran about {times:.1f} times too fast for {evidence.workers} processes)."
+            f"are really taken (it ran about {times:.1f} times too fast{processes})."
         )
+        fix = fix if severity == "high" else f"If it is not meant so: {fix[0].lower()}{fix[1:]}"
     else:
         fix = "Choose --schedule and --epochs so that the rate falls over the whole run."
-    return Finding("schedule-too-fast", "high", sentence, fix)
+    return Finding("schedule-too-fast", severity, sentence, fix)
 
 
 def _other_stretch(evidence: Evidence, reference: Evidence) -> Finding | None:
@@ -183,6 +235,7 @@ def _other_stretch(evidence: Evidence, reference: Evidence) -> Finding | None:
             f"the learning rate had fallen to half its peak after {mine:.0%} of {shown(evidence.samples)} samples, in "
             f"the other run after {cut}.",
             other / mine,
+            "high",
         )
     return None
 
@@ -192,8 +245,9 @@ def _half(rates: tuple[float, ...]) -> float | None:
     curve = np.array(rates)
     if len(curve) < 8 or not curve.max():
         return None
-    after = np.flatnonzero(curve[int(curve.argmax()) :] <= curve.max() / 2)
-    return float((curve.argmax() + after[0]) / len(curve)) if len(after) else None
+    peak = _first_peak(curve)
+    after = np.flatnonzero(curve[peak:] <= curve.max() / 2)
+    return float((peak + after[0]) / len(curve)) if len(after) else None
 
 
 def warm_up_missing(evidence: Evidence, reference: Evidence | None) -> Verdict:

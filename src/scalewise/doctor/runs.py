@@ -58,6 +58,7 @@ def _from_training(folder: Path) -> Evidence:
         samples_per_epoch=task.get("samples"),
         samples_seen=steps[-1]["samples"] if steps else None,
         follows_noise=any(one.get("gain") is not None for one in steps),
+        counts_progress=True,
     )
 
 
