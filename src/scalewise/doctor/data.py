@@ -155,6 +155,8 @@ def _same_order(evidence: Evidence) -> Finding | None:
     for one in evidence.processes:
         batches = _batches(one)
         heads = [] if _alike(batches) else [batch[:HEAD].tobytes() for batch in batches]
+        if heads and heads[0] in heads[1:FEWEST_BATCHES]:
+            continue  # full batches, as gradient descent and LBFGS take them, have no order
         periods = [period for period in range(FEWEST_BATCHES, len(heads) - 2) if heads[period] == heads[0]]
         for period in periods[:1]:
             later = min(period, len(heads) - period)
