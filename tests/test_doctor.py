@@ -265,6 +265,8 @@ def test_too_few_steps_holds_against_the_high_end_of_the_noise_scale():
     losses = tuple(2.0 - 0.01 * step for step in range(STEPS))
     low_noise, high_noise = (NoiseEstimate(high / 2, 0.0, high, True) for high in (64.0, 4096.0))
     assert found(evidence(losses=losses, noise=low_noise)) == ["too-few-steps"]
+    few = diagnose(evidence(steps=10, losses=losses, noise=low_noise)).findings[0]
+    assert "(--steps 34)" in few.fix  # 10 ÷ 0.3, up to a whole one
     assert found(evidence(losses=losses, noise=high_noise)) == []
     assert found(evidence(losses=(1.0,) * STEPS, noise=low_noise)) == []  # it has settled
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from scalewise.doctor.evidence import Evidence, Finding, Unknown, Verdict, final_loss, shown, still_falling, worse
 
 # A run that makes less than half the progress of its single-worker budget has visibly lost accuracy.
@@ -47,8 +49,8 @@ def _budget(evidence: Evidence, reference: Evidence | None) -> tuple[float, floa
 
 
 def _too_few(evidence: Evidence, noise: float, share: float, falling: float) -> Finding:
-    more = shown(evidence.steps / share)
-    longer = f"train for about {more} steps" if evidence.watched else f"train longer (--steps {more.replace(',', '')})"
+    more = math.ceil(evidence.steps / share)
+    longer = f"train for about {more:,} steps" if evidence.watched else f"train longer (--steps {more})"
     return Finding(
         "too-few-steps",
         "high" if share < LEAST_PROGRESS / 2 else "medium",
