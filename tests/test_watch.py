@@ -166,6 +166,34 @@ def test_micro_batches_of_different_sizes(tmp_path, weighted, expected):
         assert causes(watcher.findings()) == expected
 
 
+def test_sequences_that_count_alike_are_asked_about(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(8, 6), nn.Linear(6, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sw.watch(model, optimizer, tmp_path / "w") as watcher:
+        for _ in range(20):
+            for length in (4, 16):
+                ids = torch.randint(8, (4, length))
+                F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).div(2).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        (finding,) = watcher.findings()
+    assert (finding.cause, finding.severity) == ("wrong-averaging", "medium")
+    assert "is every token meant to count alike, or every sequence?" in finding.evidence
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_full_batches_have_no_order(tmp_path, parts):
+    model, optimizer = model_and_optimizer()
+    batches = torch.randn(16, 6).chunk(parts)
+    with sw.watch(model, optimizer, tmp_path / "w") as watcher:
+        for x in batches * (30 // parts):
+            F.cross_entropy(model(x), (x.sum(1) > 0).long()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert watcher.findings() == []
+
+
 def seen_by(process: int, epochs: list[np.ndarray], worker_batch: int, looked_at: int) -> Watched:
     """What two processes would have written that were given these samples, of which some were looked at."""
     batches = [epoch[at : at + worker_batch] for epoch in epochs for at in range(0, len(epoch), worker_batch)]

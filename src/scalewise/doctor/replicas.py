@@ -75,7 +75,26 @@ def wrong_averaging(evidence: Evidence, reference: Evidence | None) -> Verdict:
     if slope + 2 * error > HALFWAY:
         return None
     severity: Severity = "high" if spread > 0.3 else "medium" if spread > 0.1 else "low"
-    return Finding("wrong-averaging", severity, _uneven(evidence, groups, spread), _weighted(evidence))
+    sentence, fix = _uneven(evidence, groups, spread), _weighted(evidence)
+    if not _same_samples(evidence):
+        return Finding("wrong-averaging", severity, sentence, fix)
+    return Finding(  # a loss may count sequences alike on purpose
+        "wrong-averaging",
+        "medium" if severity == "high" else severity,
+        f"{sentence[:-1]}, though each part holds as many samples: is every token meant to count alike, or every "
+        f"sequence?",
+        f"If sequences are meant to count alike, nothing is wrong. If tokens are: {fix[0].lower()}{fix[1:]}",
+    )
+
+
+def _same_samples(evidence: Evidence) -> bool:
+    """Whether all parts of a global batch hold as many samples, so that only their tokens differ in number."""
+    tables = [{step.step: step.samples for step in one.steps if step.averaging} for one in evidence.processes]
+    rows = [
+        np.array([samples for table in tables for samples in table[number]], dtype=float)
+        for number in set.intersection(*map(set, tables))
+    ]
+    return float(np.mean([np.abs(row / row.mean() - 1).mean() for row in rows if row.any()])) < LEAST_UNEVENNESS
 
 
 def _groups(evidence: Evidence) -> list[tuple[np.ndarray, np.ndarray]]:
