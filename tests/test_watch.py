@@ -194,6 +194,53 @@ def test_full_batches_have_no_order(tmp_path, parts):
         assert watcher.findings() == []
 
 
+class Frozen(nn.Module):
+    """Dense layers behind a pretrained batch norm that stays in evaluation mode; a head of its own norm, if asked."""
+
+    def __init__(self, *head: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(6, momentum=0.003), nn.Sequential(*head, nn.Linear(6, 3))
+        self.norm.running_mean.fill_(3.0)
+        self.norm.num_batches_tracked.fill_(100_000)
+        self.train()
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("head", "samples", "expected"),
+    [
+        ([], 4, []),
+        ([], 32, []),
+        ([nn.BatchNorm1d(6)], 4, ["worker-batch-too-small"]),
+        ([nn.BatchNorm1d(6)], 32, []),  # the frozen layer's momentum says nothing
+        ([nn.BatchNorm1d(6, momentum=0.001)], 32, ["statistics-lag"]),  # nor do its batches
+        ([sw.nn.to_ghost_batch_norm(nn.BatchNorm1d(6), 2)], 32, ["worker-batch-too-small"]),
+        ([sw.nn.to_ghost_batch_norm(nn.BatchNorm1d(6), 16)], 32, []),
+    ],
+)
+def test_batch_norm_counts_where_it_takes_statistics(tmp_path, head, samples, expected):
+    torch.manual_seed(0)
+    model = Frozen(*head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sw.watch(model, optimizer, tmp_path / "w") as watcher:
+        for _ in range(70):
+            x = torch.randn(samples, 6)
+            F.cross_entropy(model(x), (x.sum(1) > 0).long()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        findings = watcher.findings()
+    assert causes(findings) == expected
+    if "ghost" in str(head).lower() and findings:
+        assert "(1 layer) takes its statistics over 2 samples" in findings[0].evidence
+
+
 def seen_by(process: int, epochs: list[np.ndarray], worker_batch: int, looked_at: int) -> Watched:
     """What two processes would have written that were given these samples, of which some were looked at."""
     batches = [epoch[at : at + worker_batch] for epoch in epochs for at in range(0, len(epoch), worker_batch)]

@@ -57,6 +57,8 @@ class WatchedStep:
     top_label: how many samples of the micro batches seen have the commonest label, that label, and of how many.
     weights: some weights after the step; weight_norm: the norm of all of them.
     statistics_gap: how far batch-norm's running statistics are from this micro batch's (see watching/statistics.py).
+    statistics_layers: batch-norm layers in training mode, which alone take statistics; the other statistics_… are of
+        them: batches the first has seen, the smallest group of samples, the smallest momentum.
     """
 
     kind: ClassVar[str] = "step"
@@ -78,6 +80,9 @@ class WatchedStep:
     weight_norm: float | None = None
     statistics_gap: float | None = None
     statistics_batches: int | None = None
+    statistics_layers: int | None = None
+    statistics_group: int | None = None
+    statistics_momentum: float | None = None
 
 
 @dataclass(frozen=True)

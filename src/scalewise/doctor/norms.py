@@ -24,7 +24,10 @@ def worker_batch_too_small(evidence: Evidence, reference: Evidence | None) -> Ve
     layers = f"{norm.layers} layer{'s' if norm.layers > 1 else ''}"
     severity: Severity = "high" if norm.group <= 2 else "medium" if norm.group <= 4 else "low"
     if evidence.watched:
-        fix = "Raise the micro batch to 8 or more, or use torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)."
+        fix = (
+            "Raise the micro batch (and ghost_batch, if there is one) to 8 or more, or use "
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)."
+        )
     else:
         fix = "Raise --worker-batch (and --micro-batch or ghost:N) to 8 or more, with fewer workers."
     return Finding(
@@ -46,12 +49,15 @@ def statistics_lag(evidence: Evidence, reference: Evidence | None) -> Verdict:
     far = norm.gap is not None and norm.gap > limit
     if kept <= START_SHARE and not far:
         return None
-    gap = f", and they are {shown(norm.gap)} standard deviations away from a batch's" if far and norm.gap else ""
+    facts = [f"saw {norm.batches} batches"]
+    if kept > START_SHARE:
+        facts.append(f"still hold {kept:.0%} of their start values")
+    if far and norm.gap:
+        facts.append(f"are {shown(norm.gap)} standard deviations away from a batch's")
     return Finding(
         "statistics-lag",
         "high" if kept > 4 * START_SHARE or far else "medium",
-        f"batch norm's running statistics (momentum {shown(norm.momentum or 0.0)}) saw {norm.batches} batches and "
-        f"still hold {kept:.0%} of their start values{gap}.",
+        f"batch norm's running statistics (momentum {shown(norm.momentum or 0.0)}) {' and '.join(facts)}.",
         _fix(evidence),
     )
 

@@ -97,19 +97,32 @@ def square(rows: list[WatchedStep], sharded: bool) -> float:
 
 
 def _batch_norm(processes: list[Watched]) -> BatchNorm | None:
+    """The layers that were in training mode; frozen ones only apply what they have."""
     first = processes[0]
-    if not first.process.batch_norm_layers:
+    looked = [step for step in first.steps if step.statistics_layers is not None]
+    used = [step for step in looked if step.statistics_layers]
+    layers = (
+        max((step.statistics_layers or 0 for step in used), default=0) if looked else first.process.batch_norm_layers
+    )
+    if not layers:
         return None
-    group = _typical([samples for one in processes for step in one.steps for samples in step.samples])
-    if first.process.batch_norm_synchronised:
-        group *= first.process.processes
     seen = [step for step in first.steps if step.statistics_gap is not None]
     batches = [step.statistics_batches for step in first.steps if step.statistics_batches is not None]
     taken = sum(len(step.samples) for step in first.steps)
     return BatchNorm(
-        first.process.batch_norm_layers,
-        group,
-        first.process.batch_norm_momentum,
+        layers,
+        _group(processes),
+        used[-1].statistics_momentum if used else first.process.batch_norm_momentum,
         max(taken, batches[-1] if batches else 0),
         seen[-1].statistics_gap if seen else None,
     )
+
+
+def _group(processes: list[Watched]) -> float:
+    """The samples that batch norm takes its statistics over."""
+    groups = [step.statistics_group for one in processes for step in one.steps if step.statistics_group is not None]
+    if groups:
+        return _typical(groups)
+    first = processes[0].process  # a file of an earlier version
+    samples = _typical([samples for one in processes for step in one.steps for samples in step.samples])
+    return samples * first.processes if first.batch_norm_synchronised else samples

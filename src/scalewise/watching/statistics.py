@@ -16,6 +16,13 @@ def batch_norm_layers(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
 
 
+def group_of(layer: _BatchNorm, samples: int, processes: int) -> int:
+    """The samples that a layer takes its statistics over: a ghost batch, a micro batch, or those of all processes."""
+    if (ghost_batch := getattr(layer, "ghost_batch", None)) is not None:
+        return int(ghost_batch)
+    return samples * processes if isinstance(layer, nn.SyncBatchNorm) else samples
+
+
 @torch.no_grad()
 def gap(layer: _BatchNorm, batch: Tensor) -> Tensor:
     """How far running statistics are from a batch's, in its middle channel.

@@ -26,6 +26,7 @@ class OpenStep:
     squares: list[Tensor] = field(default_factory=list)
     outputs: list[OutputGradient] = field(default_factory=list)
     gaps: list[Tensor] = field(default_factory=list)
+    norms: list[tuple[_BatchNorm, int]] | None = None  # batch norm in training mode and its group; None: nobody looked
     half: tuple[float, Tensor] | None = None  # samples of a half, and its mean gradient's square
     half_seconds: float = 0.0
     weights: tuple[Tensor, Tensor] | None = None
@@ -34,21 +35,22 @@ class OpenStep:
     spent: float = 0.0
 
 
-def observed(waiting: list[tuple[int, OpenStep]], layers: list[_BatchNorm]) -> Iterator[WatchedStep]:
+def observed(waiting: list[tuple[int, OpenStep]]) -> Iterator[WatchedStep]:
     """Steps as they are written; here tensors are read."""
     inputs = iter(fingerprints([elements for _, seen in waiting for elements in seen.inputs]))
     for number, seen in waiting:
         mine = [next(inputs) for _ in seen.inputs]
-        yield _observed(number, seen, pack(torch.cat(mine).cpu().numpy()) if mine else None, layers)
+        yield _observed(number, seen, pack(torch.cat(mine).cpu().numpy()) if mine else None)
 
 
-def _observed(number: int, seen: OpenStep, inputs: str | None, layers: list[_BatchNorm]) -> WatchedStep:
+def _observed(number: int, seen: OpenStep, inputs: str | None) -> WatchedStep:
     squares = [float(square) for square in seen.squares]
     local = torch.stack([one.cpu() for one in seen.local_norms]) if seen.local_norms else None
     first = float(local @ local) if local is not None else (squares[0] if len(squares) > 1 else None)
     losses = [float(loss) for loss in seen.losses]
     loss = sum(losses) / len(losses) if losses else None
-    batches = layers[0].num_batches_tracked if layers else None
+    norms = seen.norms or []
+    batches = norms[0][0].num_batches_tracked if norms else None
     return WatchedStep(
         step=number,
         lr=seen.lr,
@@ -68,6 +70,9 @@ def _observed(number: int, seen: OpenStep, inputs: str | None, layers: list[_Bat
         weight_norm=float(seen.weights[1]) if seen.weights else None,
         statistics_gap=float(torch.stack(seen.gaps).max()) if seen.gaps else None,
         statistics_batches=int(batches) if seen.gaps and batches is not None else None,
+        statistics_layers=len(norms) if seen.norms is not None else None,
+        statistics_group=min((group for _, group in norms), default=None),
+        statistics_momentum=min((one.momentum for one, _ in norms if one.momentum is not None), default=None),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -30,7 +31,7 @@ from scalewise.watching.files import describe, open_file
 from scalewise.watching.gradients import norm, one_number, output_gradient, square_of
 from scalewise.watching.halves import Halves
 from scalewise.watching.inputs import SAMPLES, some_elements, tensors_of
-from scalewise.watching.statistics import batch_norm_layers, gap
+from scalewise.watching.statistics import batch_norm_layers, gap, group_of
 from scalewise.watching.steps import OpenStep, observed
 from scalewise.watching.weights import WeightSample
 
@@ -248,12 +249,14 @@ class Watcher:
 
     @_harmless
     def _through_batch_norm(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        self._now.gaps.append(gap(layer, arguments[0]))  # type: ignore[arg-type]
+        if layer.training:  # a frozen one neither takes statistics of the batch nor moves its own
+            self._now.gaps.append(gap(layer, arguments[0]))  # type: ignore[arg-type]
 
     @_harmless
     def _after_forward(self, model: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         if self._during_forward:
             self._unhook(self._during_forward)
+            self._now.norms = [(one, self._group_of(one)) for one in self._layers if one.training]
         if not (self._now.samples and torch.is_grad_enabled()):
             return
         if (loss := _loss_in(output)) is not None:
@@ -263,6 +266,9 @@ class Watcher:
             self._output = widest
         if self._output is not None and (self._detailed or self._halved):
             self._output.register_hook(self._at_output)
+
+    def _group_of(self, layer: _BatchNorm) -> int:
+        return group_of(layer, max(self._now.samples, default=0), self.process.processes)
 
     @_harmless
     def _inside_forward(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
@@ -342,7 +348,7 @@ class Watcher:
 
     def _write_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []  # first: a step that cannot be read is not tried again
-        for step in observed(waiting, self._layers):
+        for step in observed(waiting):
             self._file.write(line(step) + "\n")
         self._file.flush()
 
