@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import scalewise as sw
 from conftest import environment
@@ -274,6 +275,98 @@ def test_neither_weights_nor_random_numbers_are_touched(tmp_path):
             watcher.close()
         ends.append([*[p.detach().clone() for p in model.parameters()], torch.rand(3)])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+class Inside(nn.Module):
+    """A model in whose middle something happens that a second backward pass would do again."""
+
+    def __init__(self, middle: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2))
+        self.head, self.middle, self.calls = nn.Linear(8, 3), middle, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.z = self.middle(self, x)
+        return self.head(self.z)
+
+
+def checkpointed(model: nn.Module, x: torch.Tensor, **options: bool) -> torch.Tensor:
+    return checkpoint(model.block, x.requires_grad_(), **options)
+
+
+def hooked(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def noisy(gradient: torch.Tensor) -> torch.Tensor:
+        model.calls += 1
+        return gradient + 0.01 * torch.randn_like(gradient)
+
+    z = model.block(x)
+    z.register_hook(noisy)
+    return z * 1.0
+
+
+def retained(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    z = model.block(x)
+    z.retain_grad()
+    return z
+
+
+class Drawing(torch.autograd.Function):
+    """The identity, with noise in its gradient."""
+
+    @staticmethod
+    def forward(context: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient + 0.01 * torch.randn_like(gradient)
+
+
+MIDDLES = {
+    "plain": lambda model, x: model.block(x),
+    "checkpoint": lambda model, x: checkpointed(model, x, use_reentrant=False),
+    "checkpoint, other random numbers": lambda model, x: checkpointed(
+        model, x, use_reentrant=False, preserve_rng_state=False
+    ),
+    "reentrant checkpoint": lambda model, x: checkpointed(model, x, use_reentrant=True),
+    "own function": lambda model, x: Drawing.apply(model.block(x)),
+    "hook": hooked,
+    "retained": retained,
+}
+
+
+def trained_inside(name: str, folder: Path | None) -> tuple[list[torch.Tensor], list[float]]:
+    """State and retained gradients after 12 steps, of which two are looked at in halves."""
+    model = Inside(MIDDLES[name])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watcher = sw.watch(model, optimizer, folder) if folder is not None else None
+    kept = []
+    for _ in range(12):
+        x = torch.randn(16, 6)
+        F.cross_entropy(model(x), (x.sum(1) > 0).long()).backward()
+        kept.append(float(model.z.grad.norm()) if name == "retained" else float(model.calls))
+        optimizer.step()
+        optimizer.zero_grad()
+    if watcher is not None:
+        watcher.close()
+    return [*[one.clone() for one in model.state_dict().values()], torch.rand(3)], kept
+
+
+@pytest.mark.parametrize("name", MIDDLES)
+def test_what_a_second_pass_would_do_again_is_not_done(tmp_path, name):
+    (plain, plain_kept), (watched, watched_kept) = trained_inside(name, None), trained_inside(name, tmp_path / "w")
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    assert plain_kept == watched_kept
+    halves = [step for step in read_folder(tmp_path / "w")[0].steps if step.part_square is not None]
+    assert bool(halves) == (name == "plain")
+
+
+def test_what_a_second_pass_moves_unseen_is_put_back(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalewise.watching.halves.what_notices", lambda output, search_tensors: None)
+    for name in ("checkpoint", "checkpoint, other random numbers", "reentrant checkpoint", "own function"):
+        plain, watched = trained_inside(name, None)[0], trained_inside(name, tmp_path / name)[0]
+        assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
 
 
 def test_hooks_are_gone_after_the_end(tmp_path):

@@ -1,30 +1,36 @@
 """The gradient of half a micro batch, for the noise scale of a loop that makes one backward pass a step.
 
 While backward goes through the model's output, half of the rows of its gradient are sent through the same graph first:
-with a loss that is a mean over rows that gives, scaled, the gradient of those samples alone. Nothing is drawn, counted
-or accumulated by it, and the pass that follows is the one that the loop would have made without.
+with a loss that is a mean over rows that gives, scaled, the gradient of those samples alone. The pass that follows is
+the one that the loop would have made without: where a second pass is seen to run something again (checkpoints, hooks,
+functions with a backward of their own) or to add to a retained gradient, there is none. Should one still move random
+numbers or buffers, they are put back, and it was the last.
 
 Assumption: batch norm's statistics are those of the whole micro batch in both passes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from scalewise.watching.gradients import norm
+from scalewise.watching.graphs import what_notices
 
 BUDGET = 0.005  # share of a step's time that these passes may take
 FIRST_STEPS = 160  # in these one in eight is looked at in any case, so that short runs have an estimate too
 FIRST_INTERVAL = 8
 INTERVALS = (32, 256)
 COMPLETE = 0.02  # relative: rounding in bfloat16
+LARGEST_BUFFER = 2**20  # elements: larger ones are masks and tables, which no pass moves
 OTHER_PATHS = "the loss does not depend on the model's output alone"
 OWN_HOOKS = "the model has backward hooks of its own, which a second pass would call too"
+MOVES = "a second pass moved random numbers or buffers, which were put back"
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Halves:
         self._interval = INTERVALS[0]
         self._half: _Half | None = None  # of this step's gradient, until all of it is there
         self._complete = False
+        self._searched = False  # for what notices a second pass, among all tensors: once
         self.problem: str | None = None  # why there is nothing to see
         self.under_way = False
 
@@ -60,18 +67,43 @@ class Halves:
         self._half = None
         if any(one._backward_hooks for one in self._parameters) or any(map(_has_hooks, self._model.modules())):
             self.problem = OWN_HOOKS
-        rows = len(gradient) // 2
-        if self.problem is not None or rows < 1:
+        if self.problem is not None or len(gradient) < 2:
             return
         self.under_way = True
         try:
-            half = self._pass(output, gradient, slice(rows))
-            other = None if self._complete else self._pass(output, gradient, slice(rows, None))
-            self._half = _Half(rows, len(gradient), _share(gradient, rows), half, other)
+            half = self._halve(output, gradient)
+            self._half = half if self.problem is None else None
         except RuntimeError as error:  # a compiled graph, for one, can be passed only once
             self.problem = f"a second backward pass failed: {error}"
         finally:
             self.under_way = False
+
+    def _halve(self, output: Tensor, gradient: Tensor) -> _Half | None:
+        self.problem, self._searched = what_notices(output, search_tensors=not self._searched), True
+        if self.problem is not None:
+            return None
+        rows = len(gradient) // 2
+        with self._as_before():
+            half = self._pass(output, gradient, slice(rows))
+            other = None if self._complete else self._pass(output, gradient, slice(rows, None))
+        return _Half(rows, len(gradient), _share(gradient, rows), half, other)
+
+    @contextlib.contextmanager
+    def _as_before(self) -> Iterator[None]:
+        """Put back random numbers and buffers that a pass has moved."""
+        buffers = [(one, one.clone()) for one in self._model.buffers() if one.numel() <= LARGEST_BUFFER]
+        devices = {one.device for one in self._parameters if one.device.type == "cuda"}
+        random = torch.get_rng_state()
+        try:
+            with torch.random.fork_rng(devices):
+                yield
+                if not torch.equal(random, torch.get_rng_state()):
+                    self.problem = MOVES
+        finally:
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.data.copy_(before)  # data: a graph may hold the buffer at its version
+                    self.problem = MOVES
 
     def _pass(self, output: Tensor, gradient: Tensor, rows: slice) -> list[Tensor]:
         masked = torch.zeros_like(gradient)

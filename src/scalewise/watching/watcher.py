@@ -125,6 +125,7 @@ class Watcher:
         self._inputs_seen = 0
         self._labels: Tensor | None = None
         self._refused_a_loss = False
+        self._hooks = 0  # the number of the next hook, if only the watcher registers any in this step
         self._cost, self._step_seconds, self._ended_at = 0.0, 0.0, time.perf_counter()
         self._during_backward: list[RemovableHandle] = []
         self._during_forward: list[RemovableHandle] = []
@@ -237,6 +238,8 @@ class Watcher:
             self._during_forward += [
                 layer.register_forward_pre_hook(self._through_batch_norm) for layer in self._layers
             ]
+        if first:
+            self._hooks = RemovableHandle.next_id
 
     def _thrown_away(self) -> bool:
         """Whether gradients were set to None without a step, as a gradient scaler does after an overflow."""
@@ -266,6 +269,7 @@ class Watcher:
             self._output = widest
         if self._output is not None and (self._detailed or self._halved):
             self._output.register_hook(self._at_output)
+            self._hooks += 1
 
     def _group_of(self, layer: _BatchNorm) -> int:
         return group_of(layer, max(self._now.samples, default=0), self.process.processes)
@@ -280,7 +284,10 @@ class Watcher:
         if self._halves is not None and self._halves.under_way:
             return  # these are our own passes
         output, self._output = self._output, None
-        if self._halved and output is not None and gradient.ndim and self._now.samples == [len(gradient)]:
+        # Hooks of tensors cannot be seen in the graph, but every hook of the program has a number.
+        others_hooks = RemovableHandle.next_id != self._hooks
+        alone = gradient.ndim and self._now.samples == [len(gradient)] and not others_hooks
+        if self._halved and output is not None and alone:
             self._look_at_half(output, gradient)
         if gradient.ndim and self._detailed:
             found = output_gradient(gradient)
