@@ -461,13 +461,29 @@ def test_half_precision_gradients_and_models_that_return_their_loss(tmp_path):
     assert 0.5 < step.loss < 2
 
 
-def test_an_earlier_file_is_set_aside(tmp_path):
-    for steps in (3, 2):
+def test_earlier_files_are_set_aside(tmp_path):
+    for steps in (3, 2, 1):
         model, optimizer = model_and_optimizer()
         with sw.watch(model, optimizer, tmp_path / "w"):
             train(model, optimizer, steps)
-    assert len(read_folder(tmp_path / "w")[0].steps) == 2
-    assert len((tmp_path / "w" / "process-0.earlier.jsonl").read_text().splitlines()) == 5
+    assert len(read_folder(tmp_path / "w")[0].steps) == 1
+    lines = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "w").glob("*.earlier*")}
+    assert lines == {"process-0.earlier.jsonl": 5, "process-0.earlier-2.jsonl": 4}
+
+
+def test_two_watchers_of_one_program_write_to_two_folders(tmp_path):
+    pairs = [model_and_optimizer() for _ in range(2)]
+    first = sw.watch(*pairs[0], tmp_path / "w")
+    with pytest.warns(RuntimeWarning, match="needs a folder for each watcher.* writes to .*w-2"):
+        second = sw.watch(*pairs[1], tmp_path / "w")
+    for steps, (model, optimizer) in enumerate(pairs, 2):
+        train(model, optimizer, steps)
+    first.close()
+    second.close()
+    assert second.out == tmp_path / "w-2"
+    assert [len(read_folder(one.out)[0].steps) for one in (first, second)] == [2, 3]
+    with sw.watch(*pairs[0], tmp_path / "w") as third:
+        assert third.out == tmp_path / "w"
 
 
 def test_looking_closely_is_kept_within_its_share(tmp_path):

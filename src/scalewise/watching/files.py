@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from itertools import chain, count
 from pathlib import Path
 from typing import TextIO
 
@@ -14,6 +16,8 @@ from torch.optim import Optimizer
 
 from scalewise.observations import WatchedProcess, file_of
 from scalewise.watching.gradients import is_sharded
+
+_open: set[Path] = set()  # files that watchers of this program write
 
 
 def describe(model: nn.Module, optimizer: Optimizer, layers: list[_BatchNorm]) -> WatchedProcess:
@@ -33,10 +37,35 @@ def describe(model: nn.Module, optimizer: Optimizer, layers: list[_BatchNorm]) -
     )
 
 
+def own_folder(out: Path, process: int) -> Path:
+    """`out`, or the first of out-2, out-3, … beside it, where no other watcher of this program writes."""
+    named = out if out.name not in ("", "..") else out.resolve()
+    numbered = (named.with_name(f"{named.name}-{number}") for number in count(2))
+    free = next(one for one in chain([out], numbered) if file_of(one, process).absolute() not in _open)
+    if free != out:
+        warnings.warn(
+            f"sw.watch needs a folder for each watcher, got {out}, where another one still writes; this one writes to "
+            f"{free}. Close the first, or give out= for each",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return free
+
+
 def open_file(out: Path, process: int) -> TextIO:
-    """This process's file; that of an earlier job is set aside, not lost."""
+    """This process's file; those of earlier jobs are set aside, not lost."""
     out.mkdir(parents=True, exist_ok=True)
-    path = file_of(out, process)
+    path = file_of(out.absolute(), process)  # by which it is known, wherever the program goes
     if path.exists():
-        path.replace(path.with_suffix(".earlier.jsonl"))
-    return path.open("w", encoding="utf-8")
+        numbers = chain([""], (f"-{number}" for number in count(2)))
+        places = (path.with_suffix(f".earlier{number}.jsonl") for number in numbers)
+        path.replace(next(place for place in places if not place.exists()))
+    file = path.open("w", encoding="utf-8")
+    _open.add(path)
+    return file
+
+
+def close_file(file: TextIO) -> None:
+    """Close it, for another watcher to take its place."""
+    _open.discard(Path(file.name))
+    file.close()

@@ -27,7 +27,7 @@ from scalewise.doctor.summary import summary
 from scalewise.errors import UsageError
 from scalewise.noise import NoiseEstimate
 from scalewise.observations import WatchedLabels, line
-from scalewise.watching.files import describe, open_file
+from scalewise.watching.files import close_file, describe, open_file, own_folder
 from scalewise.watching.gradients import norm, one_number, output_gradient, square_of
 from scalewise.watching.halves import Halves
 from scalewise.watching.inputs import SAMPLES, some_elements, tensors_of
@@ -60,7 +60,7 @@ def watch(
     Arguments:
         model: the model that the loop calls: wrapped in DistributedDataParallel, sharded by fully_shard, or plain.
         optimizer: whose step() ends a step; several backward passes before it are micro batches.
-        out: a folder; each process writes its own file there.
+        out: a folder; each process writes its own file there. A second watcher takes one of its own beside it.
         every: look closely at most at every so many steps; it is made longer to stay within 0.5 % of a step's time.
         show: print `summary()` when watching ends, at the latest with the program.
     """
@@ -112,7 +112,7 @@ class Watcher:
             outputs: modules inside of the model, the last called of which makes the output that the loss is computed
                 from; for a model that returns its loss alone.
         """
-        self.out, self._show = out, show
+        self._show = show
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._layers = batch_norm_layers(model)
         self.process = describe(model, optimizer, self._layers)
@@ -130,7 +130,8 @@ class Watcher:
         self._during_backward: list[RemovableHandle] = []
         self._during_forward: list[RemovableHandle] = []
         self._weights = WeightSample(model)
-        self._file = open_file(out, self.process.process)
+        self.out = own_folder(out, self.process.process)
+        self._file = open_file(self.out, self.process.process)
         self._file.write(line(self.process) + "\n")
         self._file.flush()
         self._handles = [
@@ -195,7 +196,7 @@ class Watcher:
         if self.closed:
             return
         self.closed = True
-        for last in (self._write_waiting, self._write_labels, self._file.close):
+        for last in (self._write_waiting, self._write_labels, lambda: close_file(self._file)):
             with contextlib.suppress(Exception):  # what cannot be read or written is left out: training goes on
                 last()
 
