@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import models
 import scalewise as sw
@@ -14,7 +16,7 @@ from scalewise.engine.loop import Training
 from scalewise.engine.model import sha256
 from scalewise.errors import TaskError
 from scalewise.measure.frozen import GroupGradients, PooledNoise, estimate, preconditioners
-from scalewise.measure.noise import measure_noise
+from scalewise.measure.noise import looked_at, measure_noise
 from scalewise.noise import NoiseScale
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -65,6 +67,97 @@ def test_a_whole_pass_knows_the_gradient():
     whole = pooled(random, few, 128, 8)
     assert whole.enough
     assert whole.value == pytest.approx(noise_scale(few), rel=0.1)
+
+
+def test_what_is_drawn_anew_in_every_pass_is_not_exhausted_by_one():
+    """Of 192 samples, two passes: half of the noise is another one whenever a sample is seen."""
+    random = np.random.default_rng(5)
+    data = gaussian(random, 192, 40, 300.0)
+    truth = 2 * noise_scale(data)
+    deviation = data.std(0)
+    trials, covered, enough = 300, 0, 0
+
+    def seen(samples):
+        return (samples + deviation * torch.from_numpy(random.standard_normal(samples.shape))).mean(0)
+
+    for _ in range(trials):
+        found = PooledNoise(12, len(data))
+        for order in (random.permutation(192), random.permutation(192)):
+            for group in data[torch.from_numpy(order)].split(12):
+                found.add([seen(group)])
+        for group in data.split(12):
+            found.add_pair([seen(group)], [seen(group)], 1)
+        one = estimate([found.table()])
+        covered += one.low <= truth <= (one.high or math.inf)
+        enough += one.enough
+    assert covered / trials >= 0.92
+    assert enough < trials
+
+
+def small_task(augment=None, dropout=0.0, batch_norm=False):
+    """192 samples and a model whose gradients are drawn anew in every pass."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(192, 20, generator=generator)
+    y = (x[:, :3] + 0.3 * torch.randn(192, 3, generator=generator)).argmax(1)
+    norm = [nn.BatchNorm1d(64)] if batch_norm else []
+
+    def model():
+        return nn.Sequential(nn.Linear(20, 64), *norm, nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, 3))
+
+    return sw.Task(model=model, train=(x, y), test=(x, y), loss=F.cross_entropy, augment=augment,
+                   recipe=sw.Recipe(worker_batch=12, steps=240, lr=0.05, threads=1))  # fmt: skip
+
+
+def noisy(batch, keys):
+    generator = torch.Generator().manual_seed(int(keys.sum()) & 0x7FFFFFFF)
+    return batch[0] + 1.5 * torch.randn(batch[0].shape, generator=generator), batch[1]
+
+
+def over_draws(training, draws):
+    """The noise scale over samples and whatever is drawn anew for each of them."""
+    module = training.strategy.model.module
+    parameters = {name: value.detach() for name, value in module.named_parameters()}
+
+    def loss(weights, x, y):
+        return F.cross_entropy(torch.func.functional_call(module, weights, (x[None],)), y[None])
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0), randomness="different")
+    total, squares, count = 0, 0, 0
+    for draw in range(draws):
+        torch.manual_seed(draw)
+        x, y = training.task.train
+        x = x if training.task.augment is None else x + 1.5 * torch.randn(x.shape)
+        found = torch.cat([one.flatten(1) for one in each(parameters, x, y).values()], 1).double()
+        total, squares, count = total + found.sum(0), squares + found.square().sum(), count + len(found)
+    mean = total / count
+    noise = (squares - count * mean @ mean) / (count - 1)
+    return float(noise / (mean @ mean - noise / count))
+
+
+@pytest.mark.parametrize("kind", [{"dropout": 0.5}, {"augment": noisy}])
+def test_dropout_and_augmentation_on_few_samples(kind):
+    task = small_task(**kind)
+    with Training(task, task.recipe, CPU, alone=True) as training:
+        records = training.records()
+        while training.progress.step < 240:
+            next(records)
+        found = estimate([looked_at(training, points=1).table()])
+        truth = over_draws(training, draws=200)
+    assert found.low <= truth <= (found.high or math.inf)
+    assert found.value == pytest.approx(truth, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pairs"), [({}, 0), ({"dropout": 0.1}, 16), ({"augment": noisy}, 16), ({"batch_norm": True}, 2)]
+)
+def test_samples_are_seen_twice_where_something_is_drawn_anew(kind, pairs):
+    task = small_task(**kind)
+    with Training(task, task.recipe, CPU, alone=True) as training:
+        found = [*GroupGradients(training, 12, key=1).pairs()]
+    assert len(found) == pairs
+    for first, second, groups in found:
+        assert groups == 16 // pairs
+        assert not all(torch.equal(*both) for both in zip(first, second, strict=True))
 
 
 def look(task, recipe, steps, groups=2 * 89, size=16):

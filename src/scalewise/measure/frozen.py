@@ -3,12 +3,16 @@
 With m groups of b samples at the same weights all pairs of groups count, not only those of one step: the mean ḡ of
 M = m·b samples has ‖ḡ‖² = |G|² + trΣ·(1 ÷ M − 1 ÷ N) on average, drawn from N without replacement, and their scatter
 gives trΣ = b·Σ‖gᵢ − ḡ‖² ÷ (m − 1). Leaving out one of several blocks of groups at a time says how far both are off.
+
+What is drawn anew whenever a sample is seen (dropout, augmentation, with batch norm the others of its group) no whole
+pass exhausts. That part of trΣ, trΦ, comes from seeing the same samples twice, trΦ = M·‖ḡ − ḡ′‖² ÷ 2, and then
+‖ḡ‖² = |G|² + (trΣ − trΦ)·(1 ÷ M − 1 ÷ N) + trΦ ÷ M.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +22,7 @@ from torch import Tensor
 from scalewise.engine import streams
 from scalewise.engine.feed import fetched, placed
 from scalewise.engine.flat import in_memory_order
+from scalewise.engine.loaders import Request
 from scalewise.engine.loop import Training
 from scalewise.engine.samples import Augmented, Samples
 from scalewise.engine.workers import precision
@@ -26,6 +31,9 @@ from scalewise.noise.precondition import preconditioner
 from scalewise.noise.scale import IDENTICAL, SAME
 
 BLOCKS = 16
+AGAIN_GROUPS = 16  # seen twice where something is drawn anew
+REGROUPED = 8  # groups whose samples are put into other groups: one pair in so many stays together
+AGAIN_PASS = 1 << 20  # a number that no pass over the data has: augmentation draws by it
 ADAM_LIKE = frozenset({"adam", "adamw", "lamb"})
 
 
@@ -50,21 +58,61 @@ class GroupGradients:
 
     def take(self, first: int, count: int) -> Iterator[list[Tensor]]:
         """The gradients of groups [first, first + count), pass after pass, each pass in an order of its own."""
-        training, model = self._training, self._training.strategy.model
         stream = streams.SampleStream(len(self._samples), self._key)
         starts = [divmod(number, self.groups_per_pass) for number in range(first, first + count)]
         places = [number * len(self._samples) + group * self._size for number, group in starts]
         requests = (stream.take(place, place + self._size) for place in places)
+        return self._gradients(requests, "noise", first)
+
+    def pairs(self) -> Iterator[tuple[list[Tensor], list[Tensor], int]]:
+        """Mean gradients of the same samples seen twice, and of how many groups; none where they are always the same.
+
+        With batch norm a gradient depends on the others of its group, so that groups are mixed.
+        """
+        if not self._drawn_anew():
+            return
+        mixed = bool(self._training.strategy.model.averages)
+        count = min(REGROUPED, self.groups_per_pass) if mixed else 1
+        for first in range(0, min(AGAIN_GROUPS, self.groups_per_pass) - count + 1, count):
+            yield _mean(self.take(first, count)), _mean(self._take_again(first, count)), count
+
+    def _drawn_anew(self) -> bool:
+        """Whether the same samples may give another gradient when they are seen again."""
+        if self._training.task.augment is not None or self._training.strategy.model.averages:
+            return True
+        (first,) = self.take(0, 1)
+        drawn = streams.random_state()
+        self._seed("noise", 0)
+        if _differ(drawn, streams.random_state()):
+            return True
+        (again,) = self._take_again(0, 1)
+        return float(_squares(torch._foreach_sub(first, again)).sum()) > SAME * float(_squares(first).sum())
+
+    def _take_again(self, first: int, count: int) -> Iterator[list[Tensor]]:
+        """The gradients of the samples of some groups of the first pass, with everything else drawn anew."""
+        stream = streams.SampleStream(len(self._samples), self._key)
+        indices, passes = stream.take(first * self._size, (first + count) * self._size)
+        if count > 1:
+            generator = torch.Generator().manual_seed(streams.key("noise again", self._key, first))
+            indices = indices[torch.randperm(len(indices), generator=generator)]
+        groups = zip(indices.split(self._size), (passes + AGAIN_PASS).split(self._size), strict=True)
+        return self._gradients(groups, "noise again", first)
+
+    def _gradients(self, requests: Iterable[Request], draws: str, first: int) -> Iterator[list[Tensor]]:
+        training, model = self._training, self._training.strategy.model
         device, layout = training.team.device, training.recipe.layout
         batches = fetched(self._samples, requests, 0, device)
         model.buffers.remember()
         try:
             for number, batch in enumerate(batches, first):
-                streams.seed_everything(streams.key("noise", self._key, number), device)
+                self._seed(draws, number)
                 yield self._gradient(placed(batch, device, layout))
                 model.buffers.restore()
         finally:
             model.buffers.restore()
+
+    def _seed(self, draws: str, number: int) -> None:
+        streams.seed_everything(streams.key(draws, self._key, number), self._training.team.device)
 
     def _gradient(self, batch: object) -> list[Tensor]:
         training, recipe = self._training, self._training.recipe
@@ -74,6 +122,20 @@ class GroupGradients:
         weight = float(loss.pairs()["loss"][1])
         found = torch.autograd.grad(loss.root(weight or 1.0), self._parameters, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
+
+
+def _mean(gradients: Iterator[list[Tensor]]) -> list[Tensor]:
+    mean, count = [one.clone() for one in next(gradients)], 1
+    for gradient in gradients:
+        torch._foreach_add_(mean, gradient)
+        count += 1
+    torch._foreach_div_(mean, count)
+    return mean
+
+
+def _differ(one: streams.RandomState, other: streams.RandomState) -> bool:
+    """Whether something was drawn between two states of the generators."""
+    return not torch.equal(one[0], other[0]) or one[1] != other[1] or one[2][2] != other[2][2]  # numpy's place
 
 
 def preconditioners(training: Training) -> list[Tensor] | None:
@@ -100,20 +162,20 @@ class PooledNoise:
         population: int,
         factors: list[Tensor] | None = None,
         blocks: int = BLOCKS,
-        finite: bool = True,
     ) -> None:
         """Arguments:
         group_samples: b.
         population: N, of which samples are drawn without replacement, pass after pass.
         factors: √P of every parameter, to measure preconditioned gradients besides.
         blocks: in which groups are put by turns.
-        finite: whether a sample is always the same, so that a whole pass knows all there is.
         """
-        self._group_samples, self._population, self._finite = group_samples, population, finite
+        self._group_samples, self._population = group_samples, population
         self._blocks, self._factors = blocks, factors
         self._sums: list[list[Tensor]] = []  # of block, of parameter
         self._squares: list[Tensor] = []  # of block: Σ‖gᵢ‖² by parameter
         self._preconditioned_squares: list[Tensor] = []
+        self._anew: list[Tensor] = []  # of pair: trΦ by parameter
+        self._preconditioned_anew: list[Tensor] = []
         self._counts = [0] * blocks
         self.groups = 0
 
@@ -130,22 +192,37 @@ class PooledNoise:
         self._counts[block] += 1
         self.groups += 1
 
+    def add_pair(self, first: list[Tensor], second: list[Tensor], groups: int) -> None:
+        """Take the mean gradients of the same samples seen twice, so many groups of them."""
+        difference, samples = torch._foreach_sub(first, second), groups * self._group_samples
+        self._anew.append(_squares(difference) * samples / 2)
+        if self._factors is not None:
+            self._preconditioned_anew.append(_squares(torch._foreach_mul(difference, self._factors)) * samples / 2)
+
+    @property
+    def pairs(self) -> int:
+        """How often the same samples were seen twice."""
+        return len(self._anew)
+
     def table(self) -> Table:
         """What is needed to estimate the noise scale, of each parameter."""
-        return self._table(self._squares, None)
+        return self._table(self._squares, self._anew, None)
 
     def preconditioned_table(self) -> Table | None:
         """The same of the preconditioned gradients."""
-        return None if self._factors is None else self._table(self._preconditioned_squares, self._factors)
+        if self._factors is None:
+            return None
+        return self._table(self._preconditioned_squares, self._preconditioned_anew, self._factors)
 
-    def _table(self, squares: list[Tensor], factors: list[Tensor] | None) -> Table:
+    def _table(self, squares: list[Tensor], anew: list[Tensor], factors: list[Tensor] | None) -> Table:
         gram = []
         for number, parts in enumerate(zip(*self._sums, strict=True)):
             rows = torch.stack(parts)  # (block, …)
             gram.append(_gram((rows if factors is None else rows * factors[number]).reshape(len(rows), -1)))
         counts = np.array(self._counts[: len(self._sums)], dtype=float)
         by_parameter = torch.stack(squares, 1).cpu().numpy()  # (parameter, block)
-        return Table(np.stack(gram), by_parameter, counts, self._group_samples, self._population, self._finite)
+        pairs = torch.stack(anew).cpu().numpy() if anew else np.zeros((0, len(gram)))  # (pair, parameter)
+        return Table(np.stack(gram), by_parameter, counts, self._group_samples, self._population, pairs)
 
 
 def _squares(gradients: Sequence[Tensor]) -> Tensor:
@@ -174,7 +251,7 @@ class Table:
     counts: np.ndarray  # (block,) groups
     group_samples: int
     population: int
-    finite: bool = True
+    anew: np.ndarray  # (pair, parameter) trΦ
 
     def values(self, chosen: list[int] | None = None) -> np.ndarray:
         """|G|² and trΣ of all parameters, or of some, as each block has them: (2, block), with the right means.
@@ -185,16 +262,26 @@ class Table:
         gram, squares = self.gram[rows].sum(0), self.squares[rows].sum(0)
         blocks = len(self.counts)
         everything = np.ones(blocks)
-        found = np.array(self._parts(gram, squares, everything, self._seen, self._passes))
-        if found[1] <= SAME * self.group_samples * squares.sum() / self.counts.sum():
+        signal, noise = self._parts(gram, squares, everything, self._seen, self._passes)
+        anew = float(self.anew[:, rows].sum(1).mean()) if len(self.anew) else 0.0
+        found = np.array([signal - anew / self.samples * self._seen, noise])
+        if noise <= SAME * self.group_samples * squares.sum() / self.counts.sum():
             return np.stack([np.full(blocks, found[0]), np.zeros(blocks)])
         whole = np.array(self._parts(gram, squares, everything))
         left_out = np.array([self._parts(gram, squares, everything - one) for one in np.eye(blocks)])
         deviations = (blocks - 1) * (whole - left_out)  # (block, 2)
         deviations -= deviations.mean(0)
-        unseen = 1 - self._seen if self.finite else 1.0
-        values: np.ndarray = (found + deviations * np.array([math.sqrt(unseen), 1.0])).T
+        values: np.ndarray = (found + deviations * np.array([math.sqrt(self._unknown(anew / noise)), 1.0])).T
         return values
+
+    def _unknown(self, share_anew: float) -> float:
+        """What is left of the variance of |G|² when so much of the data is seen: what is drawn anew stays.
+
+        Assumption: it is the same share of the noise in all directions. Its size is known from so many pairs only.
+        """
+        pairs = len(self.anew)
+        stays = min(1.0, share_anew) * (1 + 1 / pairs) if pairs else 0.0
+        return 1 - self._seen + self._seen * stays
 
     @property
     def samples(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from scalewise.engine.loop import Training
 from scalewise.engine.placement import DeviceName, Placement
 from scalewise.errors import TaskError
 from scalewise.measure.frozen import BLOCKS, GroupGradients, PooledNoise, Table, estimate, preconditioners
-from scalewise.noise.estimate import NoiseEstimate, rounded_up, trapezoid_weights, weighted_mean
+from scalewise.noise.estimate import ENOUGH_RATIO, NoiseEstimate, rounded_up, trapezoid_weights, weighted_mean
 from scalewise.noise.interval import Interval
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
@@ -22,7 +23,8 @@ POINTS, WINDOW = 4, 0.1  # of a stage: so many steps to look at, in that share o
 LEAST_GROUPS = 4
 MOST_GROUP_SAMPLES = 16  # smaller groups tell more of the noise, larger ones are faster
 FIRST_SAMPLES, MOST_SAMPLES = 1024, 8192  # looked at in a step
-MOST_PASSES = 2  # over data so few that one is not enough
+LAST_SAMPLES = 32768  # where those are not enough
+MOST_PASSES = 2  # over data so few that one is not enough, if a sample is always the same
 TIGHT_RATIO = 1.5  # between the ends of the interval: then a step is done
 
 Notify = Callable[[str], None]
@@ -180,7 +182,7 @@ def _looks(training: Training, notify: Notify) -> Iterator[_Look]:
             while training.progress.step < step:
                 next(records)
             seen.append(training.progress.step)
-            pooled.append(_pooled(training))
+            pooled.append(looked_at(training, len(steps)))
         preconditioned = [table for one in pooled if (table := one.preconditioned_table()) is not None]
         plain = tuple(one.table() for one in pooled)
         look = _Look(name, tuple(seen), training.recipe.global_batch, plain, tuple(preconditioned))
@@ -214,33 +216,54 @@ def _words(stage: StageNoise) -> str:
     return f"{kind} {shown.value:,.0f} ({shown.low or 0.0:,.0f} to {high})"
 
 
-def _pooled(training: Training) -> PooledNoise:
-    """Look at more and more groups until the interval is tight, or enough has been seen."""
+def looked_at(training: Training, points: int) -> PooledNoise:
+    """Look at more and more groups until the interval is tight, or enough has been seen.
+
+    Arguments:
+        training: where it is.
+        points: those of the stage, whose estimates are put together: each may be as much less exact.
+    """
     recipe, population = training.recipe, len(training.samples)
     group_samples = _group_samples(training)
     gradients = GroupGradients(training, group_samples, streams.key("noise", recipe.seed, training.progress.step))
-    pooled = PooledNoise(group_samples, population, preconditioners(training), finite=training.task.augment is None)
-    for target in _targets(gradients.groups_per_pass, group_samples):
+    pooled = PooledNoise(group_samples, population, preconditioners(training))
+    for first, second, groups in gradients.pairs():
+        pooled.add_pair(first, second, groups)
+    most = max(BLOCKS, MOST_SAMPLES // group_samples)
+    for target in _targets(gradients.groups_per_pass, group_samples, anew=pooled.pairs > 0):
+        wanted = TIGHT_RATIO if target <= most else ENOUGH_RATIO ** math.sqrt(points)
+        if pooled.groups and _within(pooled, wanted):
+            break
         for gradient in gradients.take(pooled.groups, target - pooled.groups):
             pooled.add(gradient)
-        tables = [table for table in (pooled.table(), pooled.preconditioned_table()) if table is not None]
-        found = [estimate([table]) for table in tables]
-        if all(Interval(one.low, one.high).within(TIGHT_RATIO) for one in found):
-            break
     return pooled
 
 
-def _targets(groups_per_pass: int, group_samples: int) -> list[int]:
+def _within(pooled: PooledNoise, ratio: float) -> bool:
+    """Whether the intervals' ends are that close."""
+    tables = [table for table in (pooled.table(), pooled.preconditioned_table()) if table is not None]
+    found = [estimate([table]) for table in tables]
+    return all(Interval(one.low, one.high).within(ratio) for one in found)
+
+
+def _targets(groups_per_pass: int, group_samples: int, anew: bool = False) -> list[int]:
     """Groups after which to see whether it is enough: a part of the data, or whole passes.
 
+    More than two passes tell more only where something is drawn anew in each.
+
     >>> _targets(groups_per_pass=3750, group_samples=16), _targets(groups_per_pass=89, group_samples=16)
-    ([64, 128, 256, 512], [64, 89, 178])
+    ([64, 128, 256, 512, 1024, 2048], [64, 89, 178])
+    >>> _targets(groups_per_pass=89, group_samples=16, anew=True)
+    [64, 89, 178, 356, 712, 1424]
     """
-    first, most = (max(BLOCKS, samples // group_samples) for samples in (FIRST_SAMPLES, MOST_SAMPLES))
-    doublings = [first * 2**power for power in range(most.bit_length())]
-    parts = [count for count in doublings if count < groups_per_pass]
-    passes = [groups_per_pass * count for count in range(1, MOST_PASSES + 1)]
-    return [count for count in (*parts, *passes) if count <= most]
+    first, last = (max(BLOCKS, samples // group_samples) for samples in (FIRST_SAMPLES, LAST_SAMPLES))
+    parts = [count for count in _doublings(first, last) if count < groups_per_pass]
+    passes = [count for count in _doublings(groups_per_pass, last) if anew or count <= MOST_PASSES * groups_per_pass]
+    return [*parts, *passes]
+
+
+def _doublings(first: int, last: int) -> list[int]:
+    return [first * 2**power for power in range(last.bit_length()) if first * 2**power <= last]
 
 
 def _group_samples(training: Training) -> int:
