@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 import models
 import scalewise as sw
+import scalewise.measure.noise as measured_noise
 from scalewise.engine.loop import Training
 from scalewise.engine.model import sha256
 from scalewise.errors import TaskError
@@ -251,8 +253,12 @@ def test_the_report_has_an_average_and_stages(report):
     assert len(lines) == 5
     assert found.used is found.preconditioned
     assert found.stages[0].preconditioned is None  # the optimizer has not moved yet
-    values = [stage.estimate.value for stage in found.stages]
-    assert found.estimate.value == pytest.approx(np.average(values, weights=[30, 60, 60, 54, 24]))
+    assert found.averaged == ("quarter", "middle", "three quarters", "end")
+    for average, values in (
+        (found.estimate, [stage.estimate.value for stage in found.stages[1:]]),
+        (found.preconditioned, [stage.preconditioned.value for stage in found.stages[1:]]),
+    ):
+        assert average.value == pytest.approx(np.average(values, weights=[30, 60, 54, 24]))
     assert found.verdict == "enough"
     assert found.estimate.low < found.estimate.value < found.estimate.high < 2 * found.estimate.low
 
@@ -276,6 +282,7 @@ def test_the_report_has_layers_on_request(report):
     found, _ = report
     assert [layer.name for layer in found.layers] == [f"{n}.{k}" for n in (1, 3, 5) for k in ("weight", "bias")]
     assert all(layer.estimate.low is not None for layer in found.layers)
+    assert {layer.to_json()["gradients"] for layer in found.layers} == {"plain"}
 
 
 def test_the_report_as_json(report):
@@ -307,8 +314,49 @@ def test_data_without_noise_is_named():
     same = tuple(part[:1].expand(64, *part.shape[1:]) for part in task.train)
     found = measure_noise(sw.Task(model=task.model, train=same, test=task.test, loss=task.loss),
                           sw.Recipe(worker_batch=8, steps=4, threads=1), device="cpu")  # fmt: skip
-    assert found.verdict.startswith("identical workers")
+    assert found.verdict == "no noise: every sample's gradient agrees"
     assert found.estimate.value is None
+
+
+def hinge(output, target):
+    return F.relu(1 - output.flatten() * target).mean()
+
+
+def test_a_stage_without_a_gradient_is_left_out_of_the_average():
+    """Two classes far apart: once the margin is reached the loss is exactly 0."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(600, 5, generator=generator)
+    y = torch.sign(x[:, 0])
+    x[:, 0] += 4 * y
+    task = sw.Task(model=lambda: nn.Linear(5, 1), train=(x, y), test=(x, y), loss=hinge)
+    lines = []
+    found = measure_noise(task, sw.Recipe(worker_batch=16, steps=400, lr=0.1, threads=1), device="cpu",
+                          notify=lines.append)  # fmt: skip
+    assert found.stages[-1].estimate.verdict == "no gradient: it is 0 for every sample"
+    assert lines[-1].endswith("noise scale: no gradient: it is 0 for every sample")
+    assert found.averaged == tuple(stage.name for stage in found.stages if stage.estimate.value is not None)
+    assert "start" in found.averaged
+    assert "end" not in found.averaged
+    assert found.estimate.value is not None
+    assert found.verdict == "enough"
+
+
+def test_what_is_not_enough_is_told_in_samples_not_in_steps_of_the_training(monkeypatch):
+    """Noise around 0, trained on all of it at once: the gradient all but ends, and its noise does not."""
+    for name, samples in (("FIRST", 256), ("MOST", 512), ("LAST", 1024)):
+        monkeypatch.setattr(measured_noise, f"{name}_SAMPLES", samples)
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(20_000, 30, generator=generator), torch.randn(20_000, 1, generator=generator)
+    task = sw.Task(model=lambda: nn.Linear(30, 1), train=(x, y), test=(x[:9], y[:9]), loss=F.mse_loss)
+    found = measure_noise(task, sw.Recipe(worker_batch=20_000, steps=40, lr=0.3, threads=1), device="cpu")
+    assert not found.estimate.enough
+    assert re.fullmatch(
+        r"not enough: it would take (about [\d,]+|far) more samples at each point; go by the lower end, or train to see "
+        r"\(--verify sweep\)",
+        found.verdict,
+    )
+    assert "steps" not in found.stages[-1].estimate.verdict
+    assert max(stage.samples for stage in found.stages) == 4 * 1024  # it has looked as long as that may help
 
 
 def test_too_few_samples_are_refused():

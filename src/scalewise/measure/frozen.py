@@ -28,12 +28,14 @@ from scalewise.engine.samples import Augmented, Samples
 from scalewise.engine.workers import precision
 from scalewise.noise.estimate import NoiseEstimate, ratio_of_means
 from scalewise.noise.precondition import preconditioner
-from scalewise.noise.scale import IDENTICAL, SAME
+from scalewise.noise.scale import SAME
 
 BLOCKS = 16
 AGAIN_GROUPS = 16  # seen twice where something is drawn anew
 REGROUPED = 8  # groups whose samples are put into other groups: one pair in so many stays together
 AGAIN_PASS = 1 << 20  # a number that no pass over the data has: augmentation draws by it
+NO_NOISE = "no noise: every sample's gradient agrees"
+NO_GRADIENT = "no gradient: it is 0 for every sample"
 ADAM_LIKE = frozenset({"adam", "adamw", "lamb"})
 
 
@@ -311,5 +313,5 @@ def estimate(tables: Sequence[Table], chosen: list[int] | None = None) -> NoiseE
     """The noise scale over some points of a training: the ratio of means, whose errors are those within the points."""
     signals, noises = np.concatenate([table.values(chosen) for table in tables], axis=1)
     if not noises.any():
-        return NoiseEstimate(None, None, None, enough=False, problem=IDENTICAL)
+        return NoiseEstimate(None, None, None, enough=False, problem=NO_NOISE if signals.any() else NO_GRADIENT)
     return ratio_of_means(noises, signals, block=len(tables[0].counts), least=0)

@@ -48,24 +48,29 @@ class StageNoise:
             "samples": self.samples,
             "noise_scale": self.estimate.to_json(),
             "preconditioned": _json(self.preconditioned),
+            "verdict": (self.preconditioned or self.estimate).verdict,
         }
 
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """The noise scale of one parameter's gradient, on average over the training."""
+    """The noise scale of one parameter's plain gradient, on average over the training, whatever the optimizer."""
 
     name: str
     estimate: NoiseEstimate
 
     def to_json(self) -> dict[str, Any]:
         """As part of the report."""
-        return {"name": self.name, "noise_scale": self.estimate.to_json()}
+        return {"name": self.name, "gradients": "plain", "noise_scale": self.estimate.to_json()}
 
 
 @dataclass(frozen=True)
 class NoiseReport:
-    """The noise scale of a task: on average over its training, and at points of it."""
+    """The noise scale of a task: on average over its training, and at points of it.
+
+    With an Adam-like optimizer all averages leave out the start, where there is nothing to precondition with, so that
+    the plain and the preconditioned one are of the same stages.
+    """
 
     estimate: NoiseEstimate
     preconditioned: NoiseEstimate | None
@@ -73,6 +78,12 @@ class NoiseReport:
     layers: tuple[LayerNoise, ...]
     steps: int
     group_samples: int
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """Names of the stages that the averages are over: those that have a noise scale."""
+        kept = [stage for stage in self.stages if self.preconditioned is None or stage.preconditioned is not None]
+        return tuple(stage.name for stage in kept if stage.estimate.low is not None)
 
     @property
     def used(self) -> NoiseEstimate:
@@ -91,6 +102,7 @@ class NoiseReport:
             "verdict": self.verdict,
             "plain": self.estimate.to_json(),
             "preconditioned": _json(self.preconditioned),
+            "averaged": [*self.averaged],
             "stages": [stage.to_json() for stage in self.stages],
             "layers": [layer.to_json() for layer in self.layers],
             "steps": self.steps,
@@ -114,7 +126,8 @@ def measure_noise(
     """Train the recipe with one worker and look at the gradients of fresh samples in five stages of it.
 
     The average is that over steps, by which the noise scale enters the number of steps of a training at global batch
-    B: S = S_min·(1 + B_noise ÷ B), summed along the way. Looking leaves no trace in the training.
+    B: S = S_min·(1 + B_noise ÷ B), summed along the way. Stages without a gradient or without noise are left out of it.
+    Looking leaves no trace in the training.
 
     Arguments:
         task, recipe: what is trained, and how; of several workers one is enough to measure.
@@ -131,11 +144,12 @@ def measure_noise(
         looks = [*_looks(training, notify)]
         names = [*training.strategy.model.parameters]
     moved = [look for look in looks if look.preconditioned]
+    averaged = moved or looks
     return NoiseReport(
-        estimate=_average([(look, estimate(look.plain)) for look in looks]),
+        estimate=_average([(look, estimate(look.plain)) for look in averaged]),
         preconditioned=_average([(look, estimate(look.preconditioned)) for look in moved]) if moved else None,
         stages=tuple(look.stage() for look in looks),
-        layers=tuple(_layer(name, number, looks) for number, name in enumerate(names)) if layers else (),
+        layers=tuple(_layer(name, number, averaged) for number, name in enumerate(names)) if layers else (),
         steps=training.progress.step,
         group_samples=looks[-1].plain[0].group_samples,
     )
@@ -147,7 +161,6 @@ class _Look:
 
     name: str
     steps: tuple[int, ...]
-    global_batch: int
     plain: tuple[Table, ...]
     preconditioned: tuple[Table, ...]
 
@@ -160,15 +173,29 @@ class _Look:
         return sum(table.samples for table in self.plain)
 
     def stage(self) -> StageNoise:
-        preconditioned = self.in_steps(estimate(self.preconditioned)) if self.preconditioned else None
-        return StageNoise(self.name, self.step, self.samples, self.in_steps(estimate(self.plain)), preconditioned)
+        plain, preconditioned = (estimate(tables) if tables else None for tables in (self.plain, self.preconditioned))
+        assert plain is not None
+        found = [None if one is None else _in_samples(one, self.missing(one)) for one in (plain, preconditioned)]
+        return StageNoise(self.name, self.step, self.samples, found[0] or plain, found[1])
 
-    def in_steps(self, found: NoiseEstimate) -> NoiseEstimate:
-        """What is missing, counted in steps of the training instead of blocks of groups."""
+    def missing(self, found: NoiseEstimate) -> int | None:
+        """What is missing, counted in samples at each point instead of blocks of groups."""
         if found.more_steps is None:
-            return found
-        block_steps = self.samples / sum(len(table.counts) for table in self.plain) / self.global_batch
-        return dataclasses.replace(found, more_steps=rounded_up(found.more_steps * block_steps))
+            return None
+        blocks = sum(len(table.counts) for table in self.plain)
+        return rounded_up(found.more_steps * self.samples / blocks / len(self.plain))
+
+
+def _in_samples(found: NoiseEstimate, missing: int | None) -> NoiseEstimate:
+    """An estimate that says what helps if it is not enough: more steps of the training are not more samples seen."""
+    if found.enough or found.problem is not None:
+        return found
+    wanted = "far" if missing is None else f"about {missing:,}"
+    problem = (
+        f"not enough: it would take {wanted} more samples at each point; go by the lower end, or train to see "
+        f"(--verify sweep)"
+    )
+    return dataclasses.replace(found, more_steps=None, problem=problem)
 
 
 def _looks(training: Training, notify: Notify) -> Iterator[_Look]:
@@ -185,7 +212,7 @@ def _looks(training: Training, notify: Notify) -> Iterator[_Look]:
             pooled.append(looked_at(training, len(steps)))
         preconditioned = [table for one in pooled if (table := one.preconditioned_table()) is not None]
         plain = tuple(one.table() for one in pooled)
-        look = _Look(name, tuple(seen), training.recipe.global_batch, plain, tuple(preconditioned))
+        look = _Look(name, tuple(seen), plain, tuple(preconditioned))
         notify(f"{name} (step {seen[-1]:,} of {total:,}): {_words(look.stage())}")
         yield look
 
@@ -282,13 +309,11 @@ def _group_samples(training: Training) -> int:
 
 
 def _average(found: list[tuple[_Look, NoiseEstimate]]) -> NoiseEstimate:
-    """The mean over steps, straight lines between the stages."""
+    """The mean over steps, straight lines between the stages that have a noise scale."""
+    found = [(look, one) for look, one in found if one.problem is None] or found
     average = weighted_mean([one for _, one in found], trapezoid_weights([look.step for look, _ in found]))
-    if average.enough or average.problem is not None:
-        return average
-    missing = [look.in_steps(one).more_steps for look, one in found if not one.enough]
-    known = [steps for steps in missing if steps is not None]
-    return dataclasses.replace(average, more_steps=max(known) if known else None)
+    missing = [look.missing(one) for look, one in found if not one.enough]
+    return _in_samples(average, max((samples for samples in missing if samples is not None), default=None))
 
 
 def _layer(name: str, number: int, looks: list[_Look]) -> LayerNoise:
