@@ -351,8 +351,8 @@ def test_what_is_not_enough_is_told_in_samples_not_in_steps_of_the_training(monk
     found = measure_noise(task, sw.Recipe(worker_batch=20_000, steps=40, lr=0.3, threads=1), device="cpu")
     assert not found.estimate.enough
     assert re.fullmatch(
-        r"not enough: it would take (about [\d,]+|far) more samples at each point; go by the lower end, or train to see "
-        r"\(--verify sweep\)",
+        r"not enough: it would take (about [\d,]+|far) more samples at each point; go by the lower end, or train to "
+        r"see \(--verify sweep\)",
         found.verdict,
     )
     assert "steps" not in found.stages[-1].estimate.verdict

@@ -142,6 +142,24 @@ def test_state_round_trip():
     assert (first.current, first.estimate()) == (second.current, second.estimate())
 
 
+def test_the_state_keeps_layers_and_how_often_was_looked():
+    first, _ = accumulated(layers=True, steps=30)
+    second = NoiseScale()
+    second.restore(json.loads(json.dumps(first.state())))
+    assert second.every == 4
+    assert [*second.layers] == [*first.layers] != []
+    assert second.estimate() == first.estimate()
+    assert {name: layer.estimate() for name, layer in second.layers.items()} == {
+        name: layer.estimate() for name, layer in first.layers.items()
+    }
+    assert second.layers["0.weight"].every == 4
+
+
+def test_a_plain_state_has_the_keys_it_always_had():
+    state = observed(np.random.default_rng(7), 4, 8, np.full(10, 0.5), 1.0, steps=3).state()
+    assert [*state] == ["steps", "seen", "different", "average"]
+
+
 def test_a_state_from_before_identical_workers_were_counted_is_read():
     state = observed(np.random.default_rng(7), 4, 8, np.full(10, 0.5), 1.0, steps=30).state()
     del state["different"]
@@ -172,6 +190,10 @@ def test_two_norms_and_two_batch_sizes():
 def small_model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def micro_batch(model):
+    F.cross_entropy(model(torch.randn(5, 6)), torch.randint(3, (5,))).backward()
 
 
 def accumulated(optimizer_of=None, layers=False, steps=3, clip=False, every=4):
@@ -254,6 +276,16 @@ def test_layers_of_an_accumulating_loop():
             assert pair == pytest.approx(signal_and_noise(small[number], big[number], 4, 5), rel=1e-3, abs=1e-9)
 
 
+def test_the_one_parameter_of_a_model_is_a_layer():
+    model, scale = nn.Linear(6, 3, bias=False), sw.NoiseScale()
+    meter = scale.watch_accumulation(model, 5, layers=True)
+    micro_batch(model)
+    micro_batch(model)
+    meter.step()
+    assert [*scale.layers] == ["weight"]
+    assert pairs(scale.layers["weight"]) == pairs(scale)
+
+
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_passes_that_can_be_differentiated_again_are_seen_too():
     model, scale = small_model(), sw.NoiseScale()
@@ -276,15 +308,149 @@ def test_preconditioned_by_the_state_before_the_step():
 def test_what_cannot_be_measured_is_refused():
     model = small_model()
     meter = sw.NoiseScale().watch_accumulation(model, 5)
-    F.cross_entropy(model(torch.randn(5, 6)), torch.zeros(5, dtype=torch.long)).backward()
-    with pytest.raises(UsageError, match="at least 2 micro batches in a step, got 1; split the batch"):
+    for _ in range(19):
+        micro_batch(model)
         meter.step()
+        model.zero_grad()
+    micro_batch(model)
+    with pytest.raises(UsageError, match="at least 2 micro batches in a step, got 1 in the last of 20 steps and never"):
+        meter.step()
+    with pytest.raises(UsageError, match="parameters that are trained, got none that requires a gradient"):
+        sw.NoiseScale().watch_accumulation(small_model().requires_grad_(False), 5)
+    with pytest.raises(UsageError, match="at least 2 groups of samples, got groups=1; split the batch"):
+        sw.NoiseScale().observe(1.0, 1.0, groups=1, group_samples=8)
     with pytest.raises(UsageError, match="every must be at least 1 step, got 0"):
         sw.NoiseScale().watch_accumulation(model, 5, every=0)
     with pytest.raises(UsageError, match="needs an Adam-like optimizer"):
         sw.NoiseScale().watch_accumulation(model, 5, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(UsageError, match="wrapped in DistributedDataParallel, got a Sequential"):
         sw.NoiseScale().watch_ddp(model, 5)
+
+
+def test_an_epochs_last_step_of_one_micro_batch_is_left_out():
+    model, scale = small_model(), sw.NoiseScale()
+    meter = scale.watch_accumulation(model, 5, every=1)
+    for parts in (1, 4, 4, 1, 0, 4) * 5:
+        for _ in range(parts):
+            micro_batch(model)
+        meter.step()
+        model.zero_grad()
+    assert len(pairs(scale)) == 15
+    assert scale.estimate().value is not None
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_step_that_is_dropped_leaves_nothing_behind(to_none):
+    found = []
+    for drops in (False, True):
+        model, scale = small_model(), sw.NoiseScale()
+        meter = scale.watch_accumulation(model, 5)
+        for step in range(6):
+            torch.manual_seed(step)
+            if drops and step % 2:
+                for _ in range(3):
+                    micro_batch(model)
+                model.zero_grad(set_to_none=to_none)
+                if not to_none:
+                    meter.discard()
+                torch.manual_seed(step)
+            for _ in range(4):
+                micro_batch(model)
+            meter.step()
+            model.zero_grad(set_to_none=to_none)
+        found.append(pairs(scale))
+    assert found[0] == found[1]
+
+
+def test_a_parameter_seen_only_in_a_dropped_step_is_not_counted():
+    first, second, scale = nn.Linear(6, 3), nn.Linear(6, 3), sw.NoiseScale()
+    meter = scale.watch_accumulation(nn.ModuleList([first, second]), 5, layers=True)
+    for model in (second, first):
+        for _ in range(2):
+            micro_batch(model)
+        if model is second:
+            second.zero_grad()
+    meter.step()
+    assert pairs(scale.layers["1.weight"]) == [(0.0, 0.0)]
+    assert pairs(scale.layers["0.weight"])[0][1] > 0
+
+
+class Scaled(torch.optim.Optimizer):
+    """Someone's own, with betas and eps, and another state than Adam's."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"betas": (0.9, 0.99), "eps": 1e-8})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["moment"] = torch.zeros_like(parameter)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adamax, torch.optim.SparseAdam, sw.optim.Muon])
+def test_optimizers_without_second_moments_are_refused(kind):
+    model = small_model()
+    with pytest.raises(UsageError, match=f"an exp_avg_sq\\), got a {kind.__name__}; leave optimizer= out"):
+        sw.NoiseScale().watch_accumulation(model, 5, optimizer=kind(model.parameters(), lr=0.1))
+
+
+def test_someones_own_optimizer_is_refused_as_soon_as_its_state_is_seen():
+    model = small_model()
+    optimizer = Scaled(model.parameters())
+    meter = sw.NoiseScale().watch_accumulation(model, 5, optimizer=optimizer)
+    optimizer.step()
+    with pytest.raises(UsageError, match="got a Scaled"):
+        micro_batch(model)
+    meter.close()
+    with pytest.raises(UsageError, match="got a Scaled"):
+        sw.NoiseScale().watch_accumulation(small_model(), 5, optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, sw.optim.LAMB]
+)
+def test_optimizers_with_second_moments_are_measured(kind):
+    model, scale = small_model(), sw.NoiseScale()
+    optimizer = kind(model.parameters(), lr=0.001)
+    meter = scale.watch_accumulation(model, 5, optimizer=optimizer)
+    for _ in range(5):
+        micro_batch(model)
+        micro_batch(model)
+        meter.step()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(pairs(scale)) == 4
+
+
+def test_of_an_optimizer_of_some_parameters_those_are_measured():
+    model, alone = small_model(), sw.NoiseScale()
+    optimizer = torch.optim.Adam(model[2].parameters(), lr=0.01)
+    both = [sw.NoiseScale(), alone]
+    meters = [both[0].watch_accumulation(model, 5, optimizer=optimizer, layers=True),
+              both[1].watch_accumulation(model[2], 5, optimizer=optimizer)]  # fmt: skip
+    for _ in range(4):
+        micro_batch(model)
+        micro_batch(model)
+        for meter in meters:
+            meter.step()
+        optimizer.step()
+        model.zero_grad()
+    assert [*both[0].layers] == ["2.weight", "2.bias"]
+    assert np.allclose(pairs(both[0]), pairs(alone), rtol=1e-4)
+    assert len(pairs(alone)) == 3
+    with pytest.raises(UsageError, match="got a Adam that holds none of the 2 that are trained"):
+        alone.watch_accumulation(model[0], 5, optimizer=optimizer)
+
+
+def test_identical_micro_batches_are_not_called_workers():
+    model, scale = small_model(), sw.NoiseScale()
+    meter = scale.watch_accumulation(model, 5)
+    for _ in range(3):
+        for _ in range(2):
+            torch.manual_seed(0)
+            micro_batch(model)
+        meter.step()
+        model.zero_grad()
+    assert scale.estimate().verdict.startswith("identical micro batches: ")
 
 
 def test_the_preconditioner_is_damped_where_gradients_are_rare():
@@ -350,5 +516,16 @@ def test_the_hook_sees_local_and_averaged_gradients(watched, kind):
                 assert layer[2 * step : 2 * step + 2] == pytest.approx(signal_and_noise(*row, 2, 12), rel=1e-2)
 
 
+def test_of_an_optimizer_of_some_parameters_the_hook_sees_those(watched):
+    for one in watched:
+        seen, expected = one["head"]["seen"], one["head"]["expected"][1:]
+        assert [*seen["layers"]] == ["4.weight", "4.bias"]
+        assert len(seen["all"]) == 2 * len(expected)
+        for step, rows in enumerate(expected):
+            whole = signal_and_noise(*(sum(column) for column in zip(*rows[-2:], strict=True)), 2, 12)
+            assert seen["all"][2 * step : 2 * step + 2] == pytest.approx(whole, rel=1e-3)
+
+
 def test_the_hook_names_identical_workers(watched):
+    assert [one["identical"]["value"] for one in watched] == [0.0, 0.0]
     assert all(one["identical"]["verdict"].startswith("identical workers") for one in watched)

@@ -34,11 +34,13 @@ def batches(rank: int, same: bool) -> list[Samples]:
     ]
 
 
-def train(rank: int, watched: bool, same: bool = False, adam: bool = False, accumulate: bool = False):
+def train(
+    rank: int, watched: bool, same: bool = False, adam: bool = False, accumulate: bool = False, head: bool = False
+):
     """Weights after a few steps, the noise scale, and the gradients that it should have seen."""
     model = DistributedDataParallel(make(), bucket_cap_mb=0.05)
     kind = torch.optim.Adam if adam else torch.optim.SGD
-    optimizer = kind(model.parameters(), lr=0.01)
+    optimizer = kind((model.module[-1] if head else model).parameters(), lr=0.01)
     monitor = sw.NoiseScale()
     if watched:
         monitor.watch_ddp(model, WORKER_BATCH, optimizer=optimizer if adam else None, layers=True)
@@ -50,7 +52,7 @@ def train(rank: int, watched: bool, same: bool = False, adam: bool = False, accu
             with model.no_sync() if number + 1 < len(halves) else nullcontext():
                 (F.cross_entropy(model(part), target) / len(halves)).backward()
         optimizer.step()
-        optimizer.zero_grad()
+        model.zero_grad()
     return [p.detach().clone() for p in model.parameters()], monitor, pairs
 
 
@@ -74,9 +76,10 @@ def expected(model: nn.Module, optimizer, x: torch.Tensor, y: torch.Tensor) -> l
 
 
 def seen(monitor: sw.NoiseScale) -> dict[str, object]:
+    state = monitor.state()  # has the newest step, though nobody asked for an estimate
     estimate = monitor.estimate()
     steps = {name: layer.state()["steps"] for name, layer in monitor.layers.items()}
-    return {"all": monitor.state()["steps"], "layers": steps, "verdict": estimate.verdict}
+    return {"all": state["steps"], "layers": steps, "verdict": estimate.verdict, "value": estimate.value}
 
 
 def main() -> None:
@@ -88,11 +91,13 @@ def main() -> None:
     _, identical, _ = train(rank, watched=True, same=True)
     _, preconditioned, preconditioned_pairs = train(rank, watched=True, adam=True)
     _, accumulated, accumulated_pairs = train(rank, watched=True, accumulate=True)
+    _, head, head_pairs = train(rank, watched=True, adam=True, head=True)
     found = {
         "same_weights": all(map(torch.equal, plain, weights)),
         "plain": {"seen": seen(monitor), "expected": pairs},
         "identical": seen(identical),
         "preconditioned": {"seen": seen(preconditioned), "expected": preconditioned_pairs},
+        "head": {"seen": seen(head), "expected": head_pairs},
         "accumulated": {"seen": seen(accumulated), "expected": accumulated_pairs},
     }
     Path(f"{sys.argv[1]}-{rank}.json").write_text(json.dumps(found))

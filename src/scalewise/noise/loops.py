@@ -37,16 +37,22 @@ def norm(gradient: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 class Squares:
-    """Squared norms of the gradients of a model's parameters, by the number of the parameter."""
+    """Squared norms of the gradients of a model's parameters, or of those an optimizer holds, by their numbers."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if not named:
+            raise UsageError(
+                "the noise scale needs a model with parameters that are trained, got none that requires a gradient; "
+                "watch the model before it is frozen, or another one"
+            )
+        if optimizer is not None:
+            check_adam_like(optimizer)
+            named = _held(named, optimizer)
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.numbers: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(self.parameters)}
         self.optimizer = optimizer
-        if optimizer is not None:
-            check_adam_like(optimizer)
         self._factors: dict[int, Tensor | None] = {}
 
     def begin_step(self) -> None:
@@ -69,13 +75,31 @@ class Squares:
         return self._factors[number]
 
 
+def _held(named: list[tuple[str, nn.Parameter]], optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that an optimizer moves: only in them it has coordinates."""
+    moved = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = [(name, parameter) for name, parameter in named if id(parameter) in moved]
+    if not held:
+        raise UsageError(
+            f"a preconditioned noise scale needs an optimizer of the model's parameters, got a "
+            f"{type(optimizer).__name__} that holds none of the {len(named)} that are trained; give the one that moves "
+            f"them, or leave optimizer= out"
+        )
+    return held
+
+
 def observe(
-    scale: NoiseScale, squares: Squares, small: Sequence[float], big: Sequence[float], groups: int, samples: int
+    scale: NoiseScale,
+    names: Sequence[str] | None,
+    small: Sequence[float],
+    big: Sequence[float],
+    groups: int,
+    samples: int,
 ) -> None:
     """Hand one step's L and T to a noise scale; where they come by parameter, to those of its layers too."""
     scale.observe(sum(small), sum(big), groups, samples)
-    if len(small) > 1:
-        for name, of_small, of_big in zip(squares.names, small, big, strict=True):
+    if names is not None:
+        for name, of_small, of_big in zip(names, small, big, strict=True):
             layer = scale.layers.setdefault(name, type(scale)(scale.population))
             layer.every = scale.every
             layer.observe(of_small, of_big, groups, samples)
@@ -89,7 +113,11 @@ def _squares(norms: Sequence[Tensor]) -> Tensor:
 
 
 class AccumulationMeter:
-    """Sees micro batches' gradients on their way into `.grad`; `step()` after the last one of a step."""
+    """Sees micro batches' gradients on their way into `.grad`; `step()` after the last one of a step.
+
+    A step that is dropped is forgotten by itself where `zero_grad()` leaves no gradients, as it does unless told not
+    to; after `zero_grad(set_to_none=False)` call `discard()`.
+    """
 
     def __init__(
         self,
@@ -111,11 +139,15 @@ class AccumulationMeter:
         self._hooks = [self._hook(number) for number in range(len(self._nodes))]
         self._handles: list[RemovableHandle] = []
         self._steps = 0
+        self._compared = False  # whether a step had two micro batches yet
+        scale.compared = "micro batches"
         self._look()
 
     def _hook(self, number: int) -> Callable[[tuple[Tensor, ...]], None]:
         def hook(gradients: tuple[Tensor, ...]) -> None:
             norms, room = self._norms[number], self._room[number]
+            if self._squares.parameters[number].grad is None:
+                norms.clear()  # what was seen before was of a step that was dropped
             out = room[len(norms)] if len(norms) < len(room) else None
             norms.append(self._squares.norm(number, gradients[0], out))
 
@@ -131,12 +163,19 @@ class AccumulationMeter:
             handle.remove()
         self._handles = []
 
+    def discard(self) -> None:
+        """Forget the micro batches seen since the last step, which is not to be taken."""
+        self._forget()
+
     def step(self) -> None:
-        """End a step: call it after the last backward pass, before gradients are clipped and the optimizer steps."""
+        """End a step: call it after the last backward pass, before gradients are clipped and the optimizer steps.
+
+        A step of a single micro batch, as at the end of an epoch, says nothing and is left out.
+        """
         looked = bool(self._handles)
+        self._steps += 1
         if looked:
             self._measure()
-        self._steps += 1
         look = self._steps < CLOSE_STEPS or self._steps % self._every == 0
         if self._steps == CLOSE_STEPS:
             self._scale.every = self._every
@@ -146,17 +185,28 @@ class AccumulationMeter:
             self._look()
 
     def _measure(self) -> None:
+        gradients = [(number, parameter.grad) for number, parameter in enumerate(self._squares.parameters)]
+        for number, gradient in gradients:
+            if gradient is None:
+                self._norms[number].clear()  # seen in a step that was dropped, and not in this one
+        micro_batches = max(len(norms) for norms in self._norms)
+        if micro_batches >= 2:
+            self._compared = True
+            self._compare(micro_batches, gradients)
+        self._forget()
+        if not self._compared and self._steps >= CLOSE_STEPS:
+            raise UsageError(
+                f"the noise scale needs at least 2 micro batches in a step, got {micro_batches} in the last of "
+                f"{self._steps} steps and never 2; split the batch and call backward() on each part, or use several "
+                f"workers (watch_ddp)"
+            )
+
+    def _compare(self, micro_batches: int, gradients: list[tuple[int, Tensor | None]]) -> None:
+        """Hand the micro batches' squares and that of their sum to the noise scale."""
         import torch
 
         counts = [len(norms) for norms in self._norms]
-        micro_batches = max(counts)
-        if micro_batches < 2:
-            raise UsageError(
-                f"the noise scale needs at least 2 micro batches in a step, got {micro_batches}; split the batch and "
-                f"call backward() on each part, or use several workers (watch_ddp)"
-            )
         of_parts = _squares([norm for norms in self._norms for norm in norms]) / micro_batches
-        gradients = [(number, parameter.grad) for number, parameter in enumerate(self._squares.parameters)]
         seen = [number for number, gradient in gradients if gradient is not None]
         of_sums = _squares(
             [self._squares.norm(number, gradient) for number, gradient in gradients if gradient is not None]
@@ -170,8 +220,8 @@ class AccumulationMeter:
         else:
             of_parts, of_sums = of_parts.sum(0, keepdim=True), of_sums.sum(0, keepdim=True)
         squares_of_parts, squares_of_sums = torch.stack([of_parts, of_sums]).tolist()
-        observe(self._scale, self._squares, squares_of_parts, squares_of_sums, micro_batches, self._micro_batch)
-        self._forget()
+        names = self._squares.names if self._layers else None
+        observe(self._scale, names, squares_of_parts, squares_of_sums, micro_batches, self._micro_batch)
 
     def _forget(self) -> None:
         import torch
@@ -212,9 +262,8 @@ class DistributedMeter:
             self.bring_in()
             self._local, self._whole = [], []  # of a step that broke off
             self._squares.begin_step()
-        numbers = [self._squares.numbers[parameter] for parameter in bucket.parameters()]
         buffer = bucket.buffer()
-        gradients = bucket.gradients() if self._by_parameter else [buffer]  # parts of the buffer
+        numbers, gradients = self._watched(bucket) if self._by_parameter else ([], [buffer])
         self._local.append((numbers, self._norms(numbers, gradients)))
         if bucket.is_last():
             self._start_exchange()
@@ -229,14 +278,22 @@ class DistributedMeter:
         self._callbacks.append(weakref.ref(with_norms))
         return work.get_future().then(with_norms)
 
+    def _watched(self, bucket: GradBucket) -> tuple[list[int], list[Tensor]]:
+        """Numbers and gradients, parts of the bucket's buffer, of the parameters that are measured."""
+        known = self._squares.numbers
+        both = [*zip(bucket.parameters(), bucket.gradients(), strict=True)]
+        kept = [(known[parameter], gradient) for parameter, gradient in both if parameter in known]
+        return [number for number, _ in kept], [gradient for _, gradient in kept]
+
     def _norms(self, numbers: list[int], gradients: Sequence[Tensor]) -> Tensor:
         import torch
 
-        if self._by_parameter:
-            norms = [self._squares.norm(number, gradient) for number, gradient in zip(numbers, gradients, strict=True)]
-        else:
-            norms = [norm(gradients[0])]
-        return torch.stack(norms).double().square()
+        if not self._by_parameter:
+            return norm(gradients[0]).double().square()[None]
+        if not numbers:
+            return torch.zeros(0, dtype=torch.float64, device=self._squares.parameters[0].device)
+        norms = [self._squares.norm(number, gradient) for number, gradient in zip(numbers, gradients, strict=True)]
+        return _squares(norms)
 
     def _start_exchange(self) -> None:
         """The mean of the processes' local squares, on its way until the next step begins."""
@@ -263,7 +320,8 @@ class DistributedMeter:
             return
         self._exchange.wait()
         small, big = self._shared.tolist(), self._table(self._whole).tolist()
-        observe(self._scale, self._squares, small, big, self.processes, self._worker_batch)
+        names = self._squares.names if self._layers else None
+        observe(self._scale, names, small, big, self.processes, self._worker_batch)
         self._local, self._whole, self._exchange = [], [], None
         self._wait_for_callbacks()
 

@@ -13,6 +13,7 @@ coordinate weighs more than ten times what one of average v̂ does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from scalewise.errors import UsageError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+ADAM_LIKE = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "LAMB"})  # of torch's and scalewise's own
 LEAST_SHARE = 0.01  # of the tensor's mean v̂
 
 
@@ -37,18 +39,36 @@ def preconditioner(second_moment: Tensor, steps: float, beta2: float, epsilon: f
 
 
 def check_adam_like(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that has no second moments to precondition with."""
-    if not all("betas" in group and "eps" in group for group in optimizer.param_groups):
-        raise UsageError(
-            f"a preconditioned noise scale needs an Adam-like optimizer (with betas and eps), got a "
-            f"{type(optimizer).__name__}; leave optimizer= out to measure plain gradients"
-        )
+    """Refuse an optimizer that has no second moments to precondition with.
+
+    Of others than torch's and scalewise's that is known once they have a state, at the latest after their first step.
+    """
+    kind = type(optimizer)
+    known = kind.__module__.startswith(("torch.optim.", "scalewise.optim."))
+    has_betas = all("betas" in group and "eps" in group for group in optimizer.param_groups)
+    if not has_betas or (known and kind.__name__ not in ADAM_LIKE):
+        raise _not_adam_like(optimizer)
+    for state in optimizer.state.values():
+        _check_state(state, optimizer)
+
+
+def _check_state(state: Mapping[str, object], optimizer: Optimizer) -> None:
+    if state and not ("exp_avg_sq" in state and "step" in state):
+        raise _not_adam_like(optimizer)
+
+
+def _not_adam_like(optimizer: Optimizer) -> UsageError:
+    return UsageError(
+        f"a preconditioned noise scale needs an Adam-like optimizer (betas and eps, and for every parameter a step and "
+        f"an exp_avg_sq), got a {type(optimizer).__name__}; leave optimizer= out to measure plain gradients"
+    )
 
 
 def preconditioner_of(parameter: Tensor, optimizer: Optimizer) -> Tensor | None:
     """√P of one parameter from its optimizer's state; None before the first step."""
     state = optimizer.state.get(parameter) or {}
-    group = next(group for group in optimizer.param_groups if any(parameter is one for one in group["params"]))
-    if "exp_avg_sq" not in state:
+    _check_state(state, optimizer)
+    if not state:
         return None
+    group = next(group for group in optimizer.param_groups if any(parameter is one for one in group["params"]))
     return preconditioner(state["exp_avg_sq"], float(state["step"]), float(group["betas"][1]), float(group["eps"]))

@@ -32,9 +32,10 @@ LEAST_WINDOW_STEPS = 50
 DECAY = 0.95
 SAME = 1e-5  # of L: groups whose gradients differ by less than rounding would make them
 IDENTICAL = (
-    "identical workers: their gradients agree in every step, so they see the same samples, or there is no noise; give "
-    "each its own share of the data"
+    "identical {compared}: their gradients agree in every step, so they see the same samples, or there is no noise; "
+    "give each its own share of the data"
 )
+LAYER = "layer "  # what the keys of a layer in a state begin with
 
 
 def signal_and_noise(
@@ -72,6 +73,7 @@ class NoiseScale:
         self.population = population
         self.layers: dict[str, NoiseScale] = {}  # filled on request, by the name of the parameter
         self.every = 1  # one step of the training in so many is looked at
+        self.compared = "workers"  # what the groups are
         self._steps: deque[tuple[float, float]] = deque(maxlen=WINDOW_STEPS)  # (signal, noise)
         self._seen = 0
         self._different = 0  # steps in which the groups' gradients differed
@@ -80,6 +82,11 @@ class NoiseScale:
 
     def observe(self, mean_square: float, square_of_mean: float, groups: float, group_samples: float) -> None:
         """Take one step's L and T; steps that are not finite are skipped."""
+        if groups <= 1:
+            raise UsageError(
+                f"the noise scale compares at least 2 groups of samples, got groups={groups}; split the batch, or "
+                f"leave such a step out"
+            )
         if not (math.isfinite(mean_square) and math.isfinite(square_of_mean)):
             return
         pair = signal_and_noise(mean_square, square_of_mean, groups, group_samples, self.population)
@@ -116,7 +123,7 @@ class NoiseScale:
         Arguments:
             model: wrapped in DistributedDataParallel, on at least 2 processes.
             worker_batch: samples of one process between two steps of the optimizer.
-            optimizer: an Adam-like one, to measure in its own coordinates (`preconditioner`).
+            optimizer: an Adam-like one, to measure the parameters it holds in its own coordinates (`preconditioner`).
             layers: fill `layers` with a noise scale for every parameter.
         """
         from scalewise.noise.loops import watch_ddp
@@ -140,7 +147,7 @@ class NoiseScale:
         Arguments:
             model: whose parameters' gradients are watched.
             micro_batch: samples of one backward pass.
-            optimizer: an Adam-like one, to measure in its own coordinates (`preconditioner`).
+            optimizer: an Adam-like one, to measure the parameters it holds in its own coordinates (`preconditioner`).
             layers: fill `layers` with a noise scale for every parameter.
             every: after the first 20 steps look at one in so many; 1 looks at all.
         """
@@ -158,17 +165,20 @@ class NoiseScale:
 
     def estimate(self) -> NoiseEstimate:
         """The noise scale over the second half of the steps seen (at least the last 50)."""
-        for bring_in in self._late:
-            bring_in()
+        self._bring_in()
         length = max(LEAST_WINDOW_STEPS, self._seen // 2)
         window = np.array(self._steps)[-length:]
         if not len(window):
             return UNKNOWN
         if not self._different:
             value = 0.0 if window[:, 0].mean() > 0 else None
-            return NoiseEstimate(value, None, None, enough=False, problem=IDENTICAL)
+            return NoiseEstimate(value, None, None, enough=False, problem=IDENTICAL.format(compared=self.compared))
         found = ratio_of_means(window[:, 1], window[:, 0])
         return found if found.more_steps is None else self._with_steps_to_come(found, len(window))
+
+    def _bring_in(self) -> None:
+        for bring_in in self._late:
+            bring_in()
 
     def _with_steps_to_come(self, found: NoiseEstimate, window: int) -> NoiseEstimate:
         """The steps that are missing in the window, in steps of the training: it is half of them once they are many."""
@@ -182,13 +192,18 @@ class NoiseScale:
         return replace(found, more_steps=looks * self.every)
 
     def state(self) -> dict[str, list[float]]:
-        """What `restore` needs."""
-        return {
+        """What `restore` needs, the newest step and the layers included."""
+        self._bring_in()
+        found: dict[str, list[float]] = {
             "steps": [value for pair in self._steps for value in pair],
             "seen": [self._seen],
             "different": [self._different],
             "average": self._average.tolist(),
         }
+        if self.every != 1:
+            found["every"] = [self.every]
+        layers = [(name, layer.state()) for name, layer in self.layers.items()]
+        return found | {f"{LAYER}{name} {key}": values for name, state in layers for key, values in state.items()}
 
     def restore(self, state: dict[str, list[float]]) -> None:
         """Go on from `state`."""
@@ -197,3 +212,12 @@ class NoiseScale:
         self._seen = int(state["seen"][0])
         self._different = int(state.get("different", state["seen"])[0])
         self._average = np.array(state["average"])
+        self.every = int(state.get("every", [1])[0])
+        layers: dict[str, dict[str, list[float]]] = {}
+        for key in state:
+            if key.startswith(LAYER):
+                name, part = key.removeprefix(LAYER).rsplit(" ", 1)
+                layers.setdefault(name, {})[part] = state[key]
+        self.layers = {name: type(self)(self.population) for name in layers}
+        for name, layer in self.layers.items():
+            layer.restore(layers[name])
