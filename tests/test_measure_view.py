@@ -144,6 +144,17 @@ def test_cheap_and_direct_are_shown_together(critical, word):
     assert document["verified"]["agreement"].startswith(word)
 
 
+def test_branches_show_the_tolerance_and_losses_that_differ_by_it():
+    losses = {1: 0.001234, 2: 0.001239, 4: 0.00195}
+    stage = Stage("start", 10, 1280, 0.1, losses, 2, CriticalBatch(256.0, 256.0, 512.0, "branch"))
+    shown = rendered(view.branch_table(BranchReport(128, 4096, 3, [stage])))
+    assert shown == (
+        "validation loss after 4,096 more samples with k workers\n"
+        "from   step         1         2         4  tolerance    critical batch\n"
+        "start    10  0.001234  0.001239  0.001950    1.2e-05  256 (256 to 512)"
+    )
+
+
 def test_a_critical_batch_that_could_not_be_measured_directly_is_not_hidden():
     found = measurement(missed="validation loss 0.1 must be reached at 3 global batches or more, it was at 0 of 8")
     assert "could not be measured by training: validation loss 0.1" in " ".join(

@@ -17,7 +17,7 @@ from scalewise.engine.placement import Placement
 from scalewise.engine.pool import Stop
 from scalewise.errors import Interrupted, RunFolderError, TargetMissed, UsageError
 from scalewise.measure.critical import rates
-from scalewise.measure.critical.branch import BranchReport, Plan, branch, largest_harmless, single
+from scalewise.measure.critical.branch import BranchReport, Plan, branch, largest_harmless, single, tolerance
 from scalewise.measure.critical.curves import Point, crossing, evaluation_steps
 from scalewise.measure.critical.laboratory import Laboratory
 from scalewise.measure.critical.sweep import at_global_batch, constant_rate, default_ladder, sweep, training_samples
@@ -243,10 +243,23 @@ def test_the_branch_of_one_worker_is_the_run_itself(branched):
 
 
 def test_the_largest_harmless_number_of_workers():
-    assert largest_harmless({1: 0.5, 2: 0.505, 4: 0.52, 8: 0.6}) == 2
-    assert largest_harmless({1: 0.5, 2: 0.4, 4: 0.409, 8: 0.42}) == 4
+    assert largest_harmless({1: 1.5, 2: 1.505, 4: 1.52, 8: 1.6}) == 2
+    assert largest_harmless({1: 1.5, 2: 1.4, 4: 1.409, 8: 1.42}) == 4
     assert largest_harmless({1: 0.5, 2: None}) == 1
     assert largest_harmless({1: 0.5, 2: 0.5, 4: 0.5}) == 4
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-9])
+def test_harm_is_a_share_of_a_small_loss_whatever_its_scale(scale):
+    losses = {workers: scale * loss for workers, loss in {1: 0.8, 2: 0.805, 4: 0.82, 8: 1.3}.items()}
+    assert tolerance(losses) == pytest.approx(0.008 * scale)
+    assert largest_harmless(losses) == 2
+
+
+def test_a_loss_of_one_or_more_may_rise_by_the_papers_hundredth():
+    assert tolerance({1: 3.1, 2: 3.0, 4: None}) == 0.01
+    assert tolerance({1: 0.0, 2: 1.0}) == 0
+    assert tolerance({1: None}) == 0.01
 
 
 def test_branches_need_room(tmp_path):

@@ -295,17 +295,26 @@ def sweep_table(report: SweepReport) -> Table:
 
 
 def branch_table(report: BranchReport) -> Table:
-    """Losses of the branches by number of workers; those that do harm are dim."""
+    """Losses of the branches by number of workers, and what they may rise by; those that do harm are dim."""
     counts = [*report.stages[0].losses]
     title = f"validation loss after {report.branch_samples:,} more samples with k workers"
-    table = small_table(title, "from", "step", *(f"{count}" for count in counts), "critical batch")
+    table = small_table(title, "from", "step", *(f"{count}" for count in counts), "tolerance", "critical batch")
     for stage in report.stages:
         losses = [
-            "diverged" if loss is None else f"[{'green' if count <= stage.harmless else 'dim'}]{loss:.3f}[/]"
+            "diverged" if loss is None else f"[{'green' if count <= stage.harmless else 'dim'}]{precise(loss)}[/]"
             for count, loss in stage.losses.items()
         ]
-        table.add_row(stage.name, f"{stage.step:,}", *losses, escape(str(stage.critical)))
+        table.add_row(stage.name, f"{stage.step:,}", *losses, number(stage.tolerance), escape(str(stage.critical)))
     return table
+
+
+def precise(loss: float) -> str:
+    """A loss with digits enough to see a tenth of what branches may differ by.
+
+    >>> precise(2.3456), precise(0.5), precise(0.00123456)
+    ('2.346', '0.5000', '0.001235')
+    """
+    return f"{loss:.3f}" if abs(loss) >= 1 else f"{loss:#.4g}"
 
 
 def line_view(line: Line, plane: Plane | None) -> RenderableType:

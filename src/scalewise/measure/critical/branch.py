@@ -3,7 +3,8 @@
 From a checkpoint of the single-worker run, training goes on with k workers, that is at global batch k · B, with the
 rate times √k (Adam-like optimizers) or k (the others), over the same samples of the stream for every k. As long as
 k · B is below the critical batch nothing is lost by it: k* is the largest k whose loss is within 0.01 of every smaller
-k. The checkpoints are exact, so the branch at k = 1 is the single-worker run itself as long as its rate is constant.
+k, or within 1 % where losses are below 1. The checkpoints are exact, so the branch at k = 1 is the single-worker run
+itself as long as its rate is constant.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from scalewise.measure.critical.trials import Branch, Curve, Trial
 from scalewise.recipe import Recipe, fitting_rule
 from scalewise.tasks.task import Task
 
-TOLERANCE = 0.01  # of the loss
+TOLERANCE = 0.01  # of a loss of 1 or more, as in the paper, where losses are 2 to 4 nats …
+TOLERANCE_SHARE = 0.01  # … and this share of a smaller one: a mean squared error may be 0.001 as a whole
 STAGES = {"start": 0.1, "middle": 0.4, "end": 0.7}  # share of the single-worker run at which branches begin
 LENGTH = 0.25  # of the single-worker run, that a branch goes on for
 MOST_WORKERS = 64
@@ -46,10 +48,15 @@ class Stage:
     harmless: int  # k*
     critical: CriticalBatch
 
+    @property
+    def tolerance(self) -> float:
+        """By how much the loss may rise without being called harm."""
+        return tolerance(self.losses)
+
     def to_json(self) -> dict[str, Any]:
         """As it stands in `stages`."""
         losses = [{"workers": workers, "loss": loss} for workers, loss in self.losses.items()]
-        return asdict(self) | {"losses": losses, "critical": self.critical.to_json()}
+        return asdict(self) | {"losses": losses, "critical": self.critical.to_json(), "tolerance": self.tolerance}
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class BranchReport:
             "branch_samples": self.branch_samples,
             "seeds": self.seeds,
             "tolerance": TOLERANCE,
+            "tolerance_share": TOLERANCE_SHARE,
             "stages": [stage.to_json() for stage in self.stages],
         }
 
@@ -114,7 +122,11 @@ def branch(
         stages = []
         for name, share in STAGES.items():
             stages.append(_stage(laboratory, plan, name, plan.position(share), seeds))
-            notify(f"{name}: up to {stages[-1].harmless} workers do no harm, critical batch {stages[-1].critical}")
+            found = stages[-1]
+            notify(
+                f"{name}: up to {found.harmless} workers do no harm (the loss within {found.tolerance:.2g}), "
+                f"critical batch {found.critical}"
+            )
     return BranchReport(recipe.worker_batch, plan.length, seeds, stages)
 
 
@@ -218,18 +230,28 @@ def _mean_loss(curves: Sequence[Curve]) -> float | None:
     return float(np.mean([[point.loss for point in curve.points] for curve in curves]))
 
 
-def largest_harmless(losses: Mapping[int, float | None], tolerance: float = TOLERANCE) -> int:
-    """k*: the largest number of workers whose loss is at most `tolerance` above that of every smaller number.
+def tolerance(losses: Mapping[int, float | None]) -> float:
+    """By how much a loss may rise without being called harm: 0.01, or 1 % of the smallest loss where that is less.
 
-    >>> largest_harmless({1: 0.50, 2: 0.49, 4: 0.498, 8: 0.55})
+    >>> tolerance({1: 3.2, 2: 3.1}), tolerance({1: 0.002, 2: 0.001, 4: None})
+    (0.01, 1e-05)
+    """
+    known = [loss for loss in losses.values() if loss is not None]
+    return min(TOLERANCE, TOLERANCE_SHARE * abs(min(known))) if known else TOLERANCE
+
+
+def largest_harmless(losses: Mapping[int, float | None]) -> int:
+    """k*: the largest number of workers whose loss is within the tolerance of that of every smaller number.
+
+    >>> largest_harmless({1: 1.50, 2: 1.49, 4: 1.498, 8: 1.55})
     4
     """
     best = math.inf
-    found = min(losses)
+    found, allowed = min(losses), tolerance(losses)
     for workers in sorted(losses):
         loss = losses[workers]
         if loss is not None:
-            if loss <= best + tolerance:
+            if loss <= best + allowed:
                 found = workers
             best = min(best, loss)
     return found
