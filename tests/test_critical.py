@@ -118,3 +118,10 @@ def test_agreement_and_disagreement_are_said(cheap, direct, words):
     sentence = agreement(CriticalBatch(*cheap, "noise scale"), CriticalBatch(*direct, "sweep"))
     for word in words:
         assert word in sentence
+
+
+def test_a_number_that_the_sweep_does_not_bound_is_not_one_to_go_by():
+    anything = CriticalBatch(13.0, 0.0, None, "sweep")
+    assert str(anything) == "not bounded (best fit 13)"
+    cheap = CriticalBatch(159.0, 140.0, 180.0, "noise scale")
+    assert agreement(cheap, anything).startswith("they cannot be compared, as the sweep gives no critical batch")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from scalewise.cli import measure_view as view
@@ -18,6 +20,8 @@ from scalewise.measure.rate import Knee, Rate
 from scalewise.measure.throughput import ThroughputReport
 from scalewise.noise import NoiseEstimate
 from scalewise.recipe import Recipe
+from scalewise.report.stored import Stored
+from scalewise.report.stories.measurement import answer, critical_section
 from test_views import rendered
 
 NOISE = NoiseEstimate(1300.0, 1050.0, 1700.0, enough=True)
@@ -142,6 +146,56 @@ def test_cheap_and_direct_are_shown_together(critical, word):
     assert document["verified"]["critical_batch"] == document["critical_batch"]
     assert document["verified"]["cheap"]["method"] == "noise scale"
     assert document["verified"]["agreement"].startswith(word)
+
+
+def checked(direct: CriticalBatch, value: float = 159.0) -> Measurement:
+    """A noise scale, with what branches or a sweep found beside it."""
+    estimate = NoiseEstimate(value, 0.9 * value, 1.1 * value, enough=True)
+    stage = Stage("start", 10, 1280, 0.1, {1: 0.5, 8: 0.5}, 8, direct)
+    report = BranchReport(32, 4096, 3, [stage])
+    if direct.method == "sweep":
+        law = dataclasses.replace(fit_law([(8, 100.0), (16, 80.0), (32, 70.0)]), critical=direct)
+        report = SweepReport(0.5, 1, [], law, [], [])
+    recipe = Recipe(workers=8, worker_batch=32)
+    return Measurement("digits", recipe, noise=noise(estimate), verified=report)
+
+
+def test_a_lower_bound_found_by_training_wins_over_a_noise_scale_below_it():
+    found = checked(CriticalBatch(None, 1024.0, None, "branch"))
+    assert view.sentence(found) == (
+        "noise scale 159 (143–175); critical batch at least 1,024 by branch; at 8 × 32 each sample is worth "
+        "at least 80 %"
+    )
+    document = found.to_json()
+    assert document["critical_batch"] == {"value": None, "low": 1024.0, "high": None, "method": "branch"}
+    assert "trust the branch" in document["verified"]["agreement"]
+    (own,) = [row for row in document["efficiency"] if row["workers"] == 8]
+    assert (own["worth"], own["low"], own["high"], own["steps"]) == (None, 0.8, 1.0, None)
+    shown = rendered(view.efficiency_table(found.efficiencies, own=8)).splitlines()
+    assert shown[5].split() == ["8", "256", "at", "least", "80", "%", "?", "?"]
+    page = Stored(document)
+    assert answer(page) == (
+        "Up to at least 32 workers of 32 each sample is worth at least half: the critical batch by branch is at least "
+        "1,024. At 8 workers it is worth at least 80 %."
+    )
+    assert critical_section(page).blocks == (document["verified"]["agreement"].capitalize() + ".",)
+
+
+def test_a_noise_scale_above_the_lower_bound_is_gone_by_and_named():
+    found = checked(CriticalBatch(None, 1024.0, None, "branch"), value=1300.0)
+    assert "critical batch ≈ 1,300 by noise scale (branch: at least 1,024); at 8" in view.sentence(found)
+    assert found.to_json()["critical_batch"]["method"] == "noise scale"
+
+
+def test_a_sweep_that_bounds_nothing_leaves_the_noise_scale_to_go_by():
+    found = checked(CriticalBatch(13.0, 0.0, None, "sweep"))
+    assert "critical batch ≈ 159 by noise scale (not bounded by the sweep); at 8" in view.sentence(found)
+    assert found.to_json()["critical_batch"]["method"] == "noise scale"
+
+
+def test_a_sweep_whose_steps_do_not_fall_gives_an_upper_bound():
+    found = checked(CriticalBatch(0.0, 0.0, 32.0, "sweep"))
+    assert "critical batch at most 32 by sweep; at 8 × 32 each sample is worth at most 11 %" in view.sentence(found)
 
 
 def test_branches_show_the_tolerance_and_losses_that_differ_by_it():

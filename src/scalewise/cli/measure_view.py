@@ -18,6 +18,7 @@ from scalewise.measure.memory.budget import show_bytes
 
 if TYPE_CHECKING:
     from scalewise.measure.critical.branch import BranchReport
+    from scalewise.measure.critical.law import CriticalBatch
     from scalewise.measure.critical.sweep import SweepReport
     from scalewise.measure.efficiency import Efficiency
     from scalewise.measure.measurement import Measurement, Minimum
@@ -108,18 +109,41 @@ def sentence(found: Measurement) -> str:
     parts = []
     if found.noise is not None:
         parts.append(f"noise scale {with_interval(found.noise.used)}")
-    critical = found.critical
-    if critical is not None and critical.value is not None:
-        by = "" if critical.method == "noise scale" else f" by {critical.method}"
-        parts.append(f"critical batch ≈ {rough(critical.value)}{by}")
+    if found.critical is not None and found.efficiencies:
+        parts.append(f"critical batch {_about(found.critical)}{_by(found)}")
         own = next(row for row in found.efficiencies if row.workers == found.recipe.workers)
-        parts.append(f"at {own.workers} × {found.recipe.worker_batch:,} each sample is worth {_percent(own.worth)}")
+        parts.append(f"at {own.workers} × {found.recipe.worker_batch:,} each sample is worth {_worth(own)}")
     if found.memory is not None:
         parts.append(_largest(found.memory))
     if found.throughput is not None:
         rising = found.throughput.knee == found.throughput.rows[-1].worker_batch
         parts.append(f"best throughput from {found.throughput.knee:,}{', the largest tried' if rising else ''}")
     return "; ".join(parts) or "nothing was measured"
+
+
+def _about(critical: CriticalBatch) -> str:
+    if critical.value:
+        return f"≈ {rough(critical.value)}"
+    return f"at least {critical.low:,.0f}" if critical.low else f"at most {critical.high or 0.0:,.0f}"
+
+
+def _by(found: Measurement) -> str:
+    """Where the critical batch comes from, once there are two that it may come from."""
+    assert found.critical is not None
+    if found.verified is None:
+        return ""
+    direct = found.verified.critical
+    if found.critical.method == direct.method:
+        return f" by {direct.method}"
+    said = f"{direct.method}: {direct}" if direct.bounded else f"not bounded by the {direct.method}"
+    return f" by {found.critical.method} ({said})"
+
+
+def _worth(row: Efficiency) -> str:
+    """Of a sample; its bound where nothing else is known of the critical batch."""
+    if row.worth:
+        return _percent(row.worth)
+    return f"at least {_percent(row.low)}" if row.low else f"at most {_percent(row.high)}"
 
 
 def _largest(memory: MemoryReport) -> str:
@@ -208,7 +232,7 @@ def efficiency_table(rows: Sequence[Efficiency], own: int) -> Table:
         table.add_row(
             str(row.workers),
             f"{row.global_batch:,}",
-            f"{_percent(row.worth)}{interval}",
+            f"{_worth(row)}{interval if row.worth else ''}",
             _times(row.steps),
             _times(row.samples),
             style="bold" if row.workers == own else None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scalewise.measure.critical.branch import BranchReport
-from scalewise.measure.critical.law import CriticalBatch, agreement, from_noise
+from scalewise.measure.critical.law import CriticalBatch, agreement, from_noise, overlap
 from scalewise.measure.critical.sweep import SweepReport
 from scalewise.measure.efficiency import Efficiency, counts, efficiency
 from scalewise.measure.memory.largest import MemoryReport
@@ -53,14 +53,20 @@ class Measurement:
 
     @property
     def critical(self) -> CriticalBatch | None:
-        """The critical batch to go by: measured directly where that gave one, else from the noise scale."""
-        direct = None if self.verified is None else self.verified.critical
-        return direct if direct is not None and direct.value is not None else self.cheap
+        """The critical batch to go by: measured directly where that says anything, else from the noise scale.
+
+        A lower bound found directly leaves the noise scale to go by as long as that may lie above it.
+        """
+        direct, cheap = None if self.verified is None else self.verified.critical, self.cheap
+        if direct is None or not direct.bounded:
+            return cheap
+        fits_the_bound = cheap is not None and cheap.value is not None and cheap.bounded and overlap(cheap, direct)
+        return cheap if direct.value is None and fits_the_bound else direct
 
     @property
     def efficiencies(self) -> tuple[Efficiency, ...]:
-        """What more workers bring, by the critical batch to go by."""
-        if self.critical is None or self.critical.value is None:
+        """What more workers bring, by the critical batch to go by; of a lower bound, the least that they bring."""
+        if self.critical is None or (self.critical.value is None and not self.critical.low):
             return ()
         workers = counts(self.recipe.workers)
         return tuple(efficiency(self.critical, self.recipe.worker_batch, count) for count in workers)

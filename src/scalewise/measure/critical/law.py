@@ -58,6 +58,17 @@ class CriticalBatch:
         """Whether the interval is bounded on both sides."""
         return self.value is not None and bool(self.low) and self.high is not None
 
+    @property
+    def bounded(self) -> bool:
+        """Whether anything is ruled out: a number from data that fit 0 and infinity as well is none to go by.
+
+        >>> CriticalBatch(13.0, 0.0, None, "sweep").bounded, CriticalBatch(None, 1024.0, None, "branch").bounded
+        (False, True)
+        """
+        if self.low is None and self.high is None:
+            return self.value is not None  # its interval is not known, which is not the same as without end
+        return bool(self.low) or self.high is not None
+
     def efficiency(self, global_batch: float) -> Estimated:
         """What a sample is worth at a global batch, beside one at a tiny batch: 1 ÷ (1 + B ÷ B_crit).
 
@@ -73,6 +84,8 @@ class CriticalBatch:
         return asdict(self)
 
     def __str__(self) -> str:
+        if self.value is not None and not self.bounded:
+            return f"not bounded (best fit {self.value:,.0f})"
         if self.value is None:
             return f"at least {self.low:,.0f}" if self.low else "not known"
         if self.high is None:
@@ -295,13 +308,13 @@ def held_out_one_by_one(runs: Sequence[tuple[int, float]]) -> list[HeldOut]:
 def agreement(cheap: CriticalBatch, direct: CriticalBatch) -> str:
     """One sentence on whether the cheap estimate and the direct measurement say the same."""
     pair = f"{cheap.method} {cheap}, {direct.method} {direct}"
-    if not _known(cheap) or not _known(direct):
-        unknown = cheap if not _known(cheap) else direct
+    if not cheap.bounded or not direct.bounded:
+        unknown = direct if cheap.bounded else cheap
         return f"they cannot be compared, as the {unknown.method} gives no critical batch: {pair}"
     apart = _ratio(cheap, direct)
-    if direct.value is None and _overlap(cheap, direct):
+    if direct.value is None and overlap(cheap, direct):
         return f"they do not contradict each other, but the {direct.method} gives a lower bound only: {pair}"
-    if _overlap(cheap, direct):
+    if overlap(cheap, direct):
         return f"they agree, their intervals overlap{f' ({apart})' if apart else ''}: {pair}"
     near = _factor(cheap, direct) <= NEAR
     return (
@@ -310,11 +323,9 @@ def agreement(cheap: CriticalBatch, direct: CriticalBatch) -> str:
     )
 
 
-def _known(batch: CriticalBatch) -> bool:
-    return batch.value is not None or bool(batch.low)
+def overlap(one: CriticalBatch, other: CriticalBatch) -> bool:
+    """Whether some critical batch lies in both intervals."""
 
-
-def _overlap(one: CriticalBatch, other: CriticalBatch) -> bool:
     def ends(batch: CriticalBatch) -> tuple[float, float]:
         bounded = batch.low is not None or batch.high is not None
         value = math.inf if batch.value is None else batch.value

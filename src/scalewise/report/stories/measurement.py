@@ -43,25 +43,34 @@ def measurement_story(run: Run) -> Story:
 
 def answer(document: Stored) -> str:
     """Up to how many workers a sample keeps at least half its worth, and what stands in the way of more."""
-    critical, batch = document.number("critical_batch", "value"), document.number("worker_batch")
-    said = []
-    if critical is not None and batch:
-        most = int(critical // batch)
-        method = document.text("critical_batch", "method")
-        found = f"the critical batch by {method} is {number(critical)}"
-        half = f"Up to {most:,} workers of {number(batch)} each sample is worth at least half: {found}."
-        said.append(half if most >= 2 else f"Hardly beyond one worker of {number(batch)}: {found}.")
-        own = next(
-            (row for row in document.parts("efficiency") if row.number("workers") == document.number("workers")), None
-        )
-        if own is not None and own.number("worth") is not None:
-            workers = count(document.number("workers"), "worker")
-            said.append(f"At {workers} it is worth {percent(own.number('worth'))}.")
+    said = _workers_said(document)
     largest = document.number("largest_worker_batch")
     if largest is not None:
         said.append(f"The largest worker batch that fits is {number(largest)}.")
     missed = document.text("missed")
     return " ".join([*said, *([missed] if missed else [])]) or "Nothing was measured."
+
+
+def _workers_said(document: Stored) -> list[str]:
+    """How many workers the critical batch stands for; a lower bound of it stands for at least so many."""
+    critical, batch = document.part("critical_batch"), document.number("worker_batch")
+    value, low = critical.number("value"), critical.number("low")
+    known = low if value is None else value
+    if not known or not batch:
+        return []
+    bound = "at least " if value is None else ""
+    most = int(known // batch)
+    found = f"the critical batch by {critical.text('method')} is {bound}{number(known)}"
+    half = f"Up to {bound}{most:,} workers of {number(batch)} each sample is worth at least half: {found}."
+    hardly = f"Hardly beyond one worker of {number(batch)}: {found}."
+    said = [half if most >= 2 or bound else hardly]
+    own = next(
+        (row for row in document.parts("efficiency") if row.number("workers") == document.number("workers")), None
+    )
+    worth = None if own is None else own.number("low" if bound else "worth")
+    if worth is not None:
+        said.append(f"At {count(document.number('workers'), 'worker')} it is worth {bound}{percent(worth)}.")
+    return said
 
 
 def _facts(document: Stored) -> tuple[Fact, ...]:
@@ -71,6 +80,8 @@ def _facts(document: Stored) -> tuple[Fact, ...]:
         if part.number("value") is not None:
             ends = f"95 %: {number(part.number('low'))} to {number(part.number('high'))}"
             found.append(Fact(name, f"{number(part.number('value'))} samples", ends))
+        elif part.number("low"):
+            found.append(Fact(name, f"at least {number(part.number('low'))} samples", "95 %"))
     if document.number("largest_worker_batch") is not None:
         by = document.text("memory", "limited_by")
         found.append(Fact("largest worker batch", number(document.number("largest_worker_batch")), f"limited by {by}"))
@@ -116,11 +127,13 @@ def critical_section(document: Stored) -> Section | None:
     """Steps and samples to the same loss against the global batch: the two sides of a hyperbola."""
     critical = document.part("critical_batch")
     value, smallest = critical.number("value"), document.number("worker_batch")
+    agreement = document.text("verified", "agreement")
+    lines = [agreement[:1].upper() + agreement[1:] + "."] if agreement else []
     if value is None or not smallest or value <= 0 or smallest <= 0:
-        return None
+        return Section("The critical batch", tuple(lines)) if lines else None
     law = document.part("verified", "law")
     least = law.number("least_steps"), law.number("least_samples")
-    if least[0] and least[1]:
+    if least[0] and least[1] and critical.text("method") == "sweep":
         blocks = _measured(document, value, least[0], least[1])
         target = number(document.number("verified", "target_loss"))
         lead = f"Steps and samples to a validation loss of {target}, and the law through them."
@@ -130,8 +143,6 @@ def critical_section(document: Stored) -> Section | None:
             "By the law (S ÷ S_min − 1)(E ÷ E_min − 1) = 1 with this critical batch; areas are its 95 % interval. "
             "scalewise measure --verify sweep checks it by training."
         )
-    agreement = document.text("verified", "agreement")
-    lines = [agreement[:1].upper() + agreement[1:] + "."] if agreement else []
     return Section("Steps and samples against the global batch", (*blocks, *lines), lead) if blocks else None
 
 
@@ -226,14 +237,18 @@ def efficiency_section(document: Stored) -> Section | None:
         (
             number(row.number("workers")),
             number(row.number("global_batch")),
-            f"{percent(row.number('worth'))} ({percent(row.number('low'))} to {percent(row.number('high'))})",
-            f"× {number(row.number('steps'))}",
-            f"× {number(row.number('samples'))}",
+            interval(row.number("worth"), row.number("low"), row.number("high"), percent),
+            _times(row.number("steps")),
+            _times(row.number("samples")),
         )
         for row in rows
     )
     blocks.append(Table(("workers", "global batch", "worth of a sample", "steps", "samples"), cells, "More workers"))
     return Section("What more workers bring", tuple(blocks), "To the same loss, as multiples of what one worker needs.")
+
+
+def _times(ratio: float | None) -> str:
+    return number(None) if ratio is None else f"× {number(ratio)}"
 
 
 def branch_section(document: Stored) -> Section | None:
