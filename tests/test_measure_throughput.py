@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import scalewise as sw
 from scalewise.measure import throughput as module
 from scalewise.measure.rate import find_knee, median_interval, rate
-from scalewise.measure.throughput import matrix_product_peak, throughput
+from scalewise.measure.throughput import count_operations, matrix_product_peak, throughput
 
 BATCHES = [2**power for power in range(12)]
 
@@ -99,6 +99,31 @@ def test_a_slow_moment_does_not_end_the_curve(monkeypatch):
     assert [row.worker_batch for row in found.rows] == [1, 2, 4, 8, 16, 32, 64]
 
 
+def test_a_shortage_in_the_rounds_ends_the_curve_earlier(monkeypatch):
+    """As when other trainings, or another program, have taken the memory by then."""
+    begun: list[str] = []
+    taken = module.take_step
+
+    def take_step(training):
+        if "round 3" in begun[-1] and training.recipe.worker_batch > 8:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+        taken(training)
+
+    monkeypatch.setattr(module, "take_step", take_step)
+    found = throughput(linear(), linear().recipe, largest=32, notify=begun.append)
+    assert [row.worker_batch for row in found.rows] == [1, 2, 4, 8]
+    assert {row.rounds for row in (*found.rows, *found.inference)} == {module.ROUNDS}
+
+
+def test_a_shortage_at_the_only_worker_batch_is_raised(monkeypatch):
+    def take_step(training):
+        raise MemoryError("not one")
+
+    monkeypatch.setattr(module, "take_step", take_step)
+    with pytest.raises(MemoryError, match="not one"):
+        throughput(linear(), linear().recipe, largest=1)
+
+
 @pytest.fixture(scope="module")
 def report():
     task = linear()
@@ -112,6 +137,22 @@ def test_operations_are_those_counted_by_hand(report):
     products = 64 * 96 + 96 * 10
     forward, weights, inputs = products, products, 96 * 10  # the first layer's input needs no gradient
     assert report.flops_per_sample == 2 * (forward + weights + inputs)
+
+
+def attended(query, key, value):
+    """Attention as two products."""
+    return (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+
+def test_attention_in_one_piece_counts_as_its_products_do():
+    heads = [torch.rand(2, 4, 16, 8, requires_grad=True) for _ in range(3)]
+    scores = 2 * (2 * 4 * 16 * 16 * 8)  # of all queries with all keys
+
+    def both(attention):
+        return count_operations(lambda: attention(*heads)), count_operations(lambda: attention(*heads).sum().backward())
+
+    assert both(attended) == (2 * scores, 6 * scores)
+    assert both(F.scaled_dot_product_attention) == (2 * scores, 7 * scores)  # backward computes the scores anew
 
 
 def test_the_curve_goes_in_doublings_to_the_largest_that_fits(report):

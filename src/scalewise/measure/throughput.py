@@ -9,14 +9,15 @@ with the peak measured here and now, on the same threads and in the recipe's pre
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from scalewise.engine.feed import placed
 from scalewise.engine.loop import Training
@@ -41,6 +42,8 @@ FLAT_DOUBLINGS, FLAT_GAIN = 3, 1.05  # … as do so many doublings in a row that
 MOST_STEPS = 1 << 20
 PRODUCT_SIDES = (256, 512, 1024, 2048)
 PRODUCT_SECONDS = 0.3  # of each size
+
+Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,30 @@ def _product_rate(side: int, device: torch.device, dtype: torch.dtype, seconds: 
     return 2 * side**3 / shortest
 
 
+def count_operations(work: Callable[[], object]) -> int:
+    """Floating-point operations of some work, an addition and a multiplication being two.
+
+    torch counts attention in one piece on CUDA only, so the formulas for a CPU's are given here. As there, a causal
+    mask saves nothing, and backward computes the scores anew.
+    """
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    formulas = {attention: _attention_operations, backward: _attention_backward_operations}
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def _attention_operations(query: Shape, key: Shape, value: Shape, *rest: object, **named: object) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _attention_backward_operations(
+    gradient: Shape, query: Shape, key: Shape, value: Shape, *rest: object, **named: object
+) -> int:
+    return int(sdpa_backward_flop_count(gradient, query, key, value))
+
+
 def timed(work: Callable[[], object], device: torch.device) -> float:
     """Seconds until the work is done, also on a device that answers before it is."""
     _finish(device)
@@ -165,6 +192,7 @@ class _Contestant:
     batch: Any
     step_seconds: float
     inference_seconds: float = ROUND_SECONDS
+    opened: ExitStack = field(default_factory=ExitStack)  # closing it gives back what the training holds
 
     @property
     def steps(self) -> int:
@@ -186,9 +214,8 @@ class _Bench:
     def flops_per_sample(self, batch: int) -> float:
         """Floating-point operations of forward and backward, counted in one step."""
         recipe = self._trial(batch).replace(compile=False)
-        with self._training(recipe) as training, FlopCounterMode(display=False) as counter:
-            training.strategy.gradients(0, 0)
-        return counter.get_total_flops() / recipe.worker_batch
+        with self._training(recipe) as training:
+            return count_operations(lambda: training.strategy.gradients(0, 0)) / recipe.worker_batch
 
     def climb(self, smallest: int, largest: int, notify: Notify) -> list[_Contestant]:
         """Worker batches that double, each with a first idea of its speed, while that is worth the time."""
@@ -200,7 +227,7 @@ class _Bench:
             try:
                 found.append(self._enter(batch))
             except (RuntimeError, MemoryError) as error:
-                if is_shortage(error) and found:
+                if is_shortage(error) and found:  # the failed one's memory is free again
                     break
                 raise
             speeds.append(batch / found[-1].step_seconds)
@@ -212,27 +239,52 @@ class _Bench:
     def rounds(
         self, contestants: list[_Contestant], notify: Notify
     ) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
-        """Samples per second by worker batch and round, of training and of inference."""
-        training: dict[int, list[float]] = {contestant.worker_batch: [] for contestant in contestants}
-        inference: dict[int, list[float]] = {contestant.worker_batch: [] for contestant in contestants}
-        for number in range(ROUNDS):
-            notify(f"throughput: round {number + 1} of {ROUNDS}")
-            start = number % len(contestants)  # none is always first
-            for contestant in contestants[start:] + contestants[:start]:
-                training[contestant.worker_batch].append(self._training_rate(contestant))
-                inference[contestant.worker_batch].append(self._inference_rate(contestant))
+        """Samples per second by worker batch and round, of training and of inference.
+
+        All trainings are open at once and hold more than any of them alone. Where that is too much the curve ends
+        earlier: the largest worker batch leaves, and the round is done again.
+        """
+        found: list[dict[int, tuple[float, float]]] = []
+        while len(found) < ROUNDS:
+            notify(f"throughput: round {len(found) + 1} of {ROUNDS}")
+            rates = self._round(contestants, len(found))
+            if rates is None:
+                contestants.pop().opened.close()
+                gc.collect()  # cycles hold the memory of a training
+            else:
+                found.append(rates)
+        training, inference = (
+            {one.worker_batch: [rates[one.worker_batch][kind] for rates in found] for one in contestants}
+            for kind in range(2)
+        )
         return training, inference
+
+    def _round(self, contestants: list[_Contestant], number: int) -> dict[int, tuple[float, float]] | None:
+        """Samples per second of training and of inference by worker batch; None when memory was short."""
+        start = number % len(contestants)  # none is always first
+        try:
+            return {
+                one.worker_batch: (self._training_rate(one), self._inference_rate(one))
+                for one in contestants[start:] + contestants[:start]
+            }
+        except (RuntimeError, MemoryError) as error:
+            if is_shortage(error) and len(contestants) > 1:
+                return None
+            raise
 
     def _enter(self, batch: int) -> _Contestant:
         """A training at this worker batch, after a few steps of which all but the first were timed."""
-        training = self._stack.enter_context(self._training(self._trial(batch)))
-        device = training.team.device
-        take_step(training)
-        seconds = _shortest(lambda: take_step(training), device)
-        first = torch.arange(batch) % len(training.samples)
-        fetched = training.samples.fetch(first, torch.zeros_like(first))
-        contestant = _Contestant(batch, training, placed(fetched, device, self._recipe.layout), seconds)
-        contestant.inference_seconds = _shortest(lambda: self._infer(contestant), device)
+        with ExitStack() as opening:
+            training = opening.enter_context(self._training(self._trial(batch)))
+            device = training.team.device
+            take_step(training)
+            seconds = _shortest(lambda: take_step(training), device)
+            first = torch.arange(batch) % len(training.samples)
+            fetched = training.samples.fetch(first, torch.zeros_like(first))
+            inputs = placed(fetched, device, self._recipe.layout)
+            contestant = _Contestant(batch, training, inputs, seconds)
+            contestant.inference_seconds = _shortest(lambda: self._infer(contestant), device)
+            contestant.opened = self._stack.enter_context(opening.pop_all())
         return contestant
 
     def _training_rate(self, contestant: _Contestant) -> float:
