@@ -11,7 +11,8 @@ import pytest
 import scalewise as sw
 from scalewise.cli.measure import RecipeFlags, measure
 from scalewise.engine.run import RunFolder, RunRecipe
-from scalewise.errors import RunFolderError, UsageError
+from scalewise.errors import RunFolderError, TooLittleMemory, UsageError
+from scalewise.measure import measured as parts
 from scalewise.measure.minima.trained import train_in
 from test_resume import start, wait_for
 
@@ -135,6 +136,32 @@ def test_the_critical_batch_is_checked_by_branches_that_are_kept(scalewise, tmp_
     assert f"cheap and direct: {verified['agreement'][:20]}" in outcome.stderr
     assert [stage["name"] for stage in verified["stages"]] == ["start", "middle", "end"]
     assert [*(tmp_path / "run" / "branch").rglob("*.json")]  # which --resume reads instead of training again
+
+
+def test_a_part_that_does_not_fit_into_memory_leaves_what_was_measured_before(tmp_path, monkeypatch, capsys):
+    def short(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(parts, "sharpness", short)
+    flags = RecipeFlags(steps=20, threads=1)
+    with pytest.raises(TooLittleMemory, match="sharpness must fit into memory, what was measured before it is kept"):
+        measure("logistic", flags=flags, skip=["memory", "throughput"], sharpness=True, out=tmp_path / "run")
+    document = json.loads((tmp_path / "run" / "measure.json").read_text())
+    assert document["noise_scale"]["value"] > 0
+    assert document["missed"].startswith("sharpness must fit into memory")
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "noise scale over training" in shown
+    assert "sharpness must fit into memory" in shown
+
+
+def test_a_first_part_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
+    def short(*_: object, **__: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(parts, "throughput", short)
+    with pytest.raises(TooLittleMemory):
+        measure("logistic", flags=RecipeFlags(steps=20), skip=["memory"], out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_too_little_memory_for_one_sample(scalewise, tmp_path):

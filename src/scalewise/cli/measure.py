@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, leave_page, recipe_flags, resumed_folder
 from scalewise.cli.measure_view import MeasureView, screen
 from scalewise.engine.placement import DeviceName, available_cores
-from scalewise.errors import Interrupted, ScalewiseError, TargetMissed, UsageError
+from scalewise.errors import Interrupted, ScalewiseError, TargetMissed, TooLittleMemory, UsageError
 from scalewise.measure import folder as folders
 from scalewise.measure.folder import Request
 from scalewise.measure.memory.budget import parse_bytes
@@ -203,11 +203,14 @@ def _complete(request: Request, task: Task, device: DeviceName) -> RunRecipe:
 
 def _measure(task: Task, run: RunRecipe, wanted: Wanted, options: Options, folder: Path) -> int:
     """Measure everything, then write and draw what came out."""
-    from scalewise.measure.measured import measured
+    from scalewise.measure.measured import Unfinished, measured
 
     view = MeasureView(options.quiet)
     with view.live():
-        measurement = measured(task, run, wanted, folder, view.notify)
+        try:
+            measurement = measured(task, run, wanted, folder, view.notify)
+        except Unfinished as error:
+            measurement = error.found
     text = folders.save_document(folder, {"run": str(folder), **measurement.to_json()})
     leave_page(folder, view.console)
     view.console.print(screen(measurement, view.console.width))
@@ -216,4 +219,6 @@ def _measure(task: Task, run: RunRecipe, wanted: Wanted, options: Options, folde
         print(text, file=sys.__stdout__, flush=True)
     if measurement.missed is not None:
         raise TargetMissed(measurement.missed)
+    if measurement.unfinished is not None:
+        raise TooLittleMemory(measurement.unfinished)
     return 0

@@ -101,6 +101,8 @@ def _sentences(found: Measurement) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(sentence(found), style="bold")]
     if found.noise is not None and not found.noise.used.enough:
         lines.append(Text(f"noise scale: {found.noise.verdict}", style="yellow"))
+    if found.unfinished is not None:
+        lines.append(Text(found.unfinished, style="yellow"))
     return lines
 
 

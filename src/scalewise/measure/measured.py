@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from scalewise.engine.placement import Placement
 from scalewise.engine.run import RunFolder, RunRecipe
-from scalewise.errors import RunFolderError, TargetMissed
+from scalewise.engine.shortage import is_shortage, tells_of_shortage
+from scalewise.errors import RunFolderError, ScalewiseError, TargetMissed, TooLittleMemory
 from scalewise.measure.critical.branch import SEEDS as BRANCH_SEEDS
 from scalewise.measure.critical.branch import BranchReport, branch
 from scalewise.measure.critical.sweep import SEEDS as SWEEP_SEEDS
@@ -24,10 +26,18 @@ from scalewise.measure.minima.trained import train_in
 from scalewise.measure.minima.weights import StoredWeights, stored_weights
 from scalewise.measure.noise import measure_noise
 from scalewise.measure.throughput import throughput
-from scalewise.measure.wanted import RANDOM, Wanted
+from scalewise.measure.wanted import RANDOM, Part, Wanted
 from scalewise.tasks.task import Task
 
 Notify = Callable[[str], None]
+
+
+class Unfinished(TooLittleMemory):
+    """A part did not fit into memory; `found` holds what was measured before it."""
+
+    def __init__(self, message: str, found: Measurement) -> None:
+        super().__init__(message)
+        self.found = replace(found, unfinished=message)
 
 
 def measured(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: Notify) -> Measurement:
@@ -38,6 +48,9 @@ def measured(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: N
         wanted: what is measured, and where.
         folder: for the runs that are trained on the way; those that are there already are not trained again.
         notify: told what is being done.
+
+    Raises:
+        Unfinished: where memory is short after some parts are measured, with those.
     """
     stored = [_of_this_task(stored_weights(path), run) for path in wanted.runs]
     found = Measurement(task.name, run.recipe)
@@ -48,10 +61,30 @@ def measured(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: N
 
 @contextmanager
 def _timed(found: Measurement, part: str) -> Iterator[None]:
-    """Note how long a part takes."""
+    """Note how long a part takes; memory that is short for it does not lose what was found before."""
     began = time.monotonic()
-    yield
+    try:
+        yield
+    except Exception as error:
+        if found.seconds and _tells_of_shortage(error):
+            raise Unfinished(_unfinished(part, error), found) from error
+        raise
     found.seconds[part] = time.monotonic() - began
+
+
+def _tells_of_shortage(error: Exception) -> bool:
+    """Whether memory was short, here or in a process whose failure is passed on."""
+    passed_on = isinstance(error, ScalewiseError) and tells_of_shortage(str(error))
+    return is_shortage(error) or isinstance(error, TooLittleMemory) or passed_on
+
+
+def _unfinished(part: str, error: Exception) -> str:
+    words = (str(error) or type(error).__name__).splitlines()[0]  # Python's own has none
+    without = f", or leave it out with --skip {part}" if part in get_args(Part) else ""
+    return (
+        f"{part} must fit into memory, what was measured before it is kept, got: {words}; lower --worker-batch, use a "
+        f"machine with more memory{without}"
+    )
 
 
 def _machine(task: Task, found: Measurement, wanted: Wanted, notify: Notify) -> Measurement:

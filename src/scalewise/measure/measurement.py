@@ -44,6 +44,7 @@ class Measurement:
     line: Line | None = None
     plane: Plane | None = None
     missed: str | None = None  # why `verified` is missing although it was tried
+    unfinished: str | None = None  # why the parts after these are missing
     seconds: dict[str, float] = field(default_factory=dict)  # that each part took
 
     @property
@@ -89,7 +90,7 @@ class Measurement:
             "critical_batch": None if self.critical is None else self.critical.to_json(),
             "efficiency": [row.to_json() for row in self.efficiencies],
             "verified": self._verified(),
-            "missed": self.missed,
+            "missed": self.missed or self.unfinished,
             **self._machine(),
             "sharpness": None if self.sharpness is None else [minimum.to_json() for minimum in self.sharpness],
             "landscape": self._landscape(),
