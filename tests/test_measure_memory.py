@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import scalewise as sw
 from scalewise.engine.memory import Free, free_memory
-from scalewise.engine.placement import Placement
+from scalewise.engine.placement import Placement, loader_processes
 from scalewise.engine.shortage import is_shortage
 from scalewise.errors import Failed, ProcessFailed, TaskError, TooLittleMemory, UsageError
 from scalewise.measure.memory import largest as memory
@@ -38,6 +38,21 @@ def task(bn: bool = False, images: int = 2000):
                              nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
     return sw.Task(model=model, train=(x, y), test=(x[:8], y[:8]), loss=F.cross_entropy,
                    recipe=sw.Recipe(worker_batch=8, threads=1))
+"""
+READ = """
+import torch, scalewise as sw
+from torch import nn
+from torch.nn import functional as F
+
+class Read(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        return torch.full((3,), float(index)), index % 2
+
+def task():
+    return sw.Task(model=lambda: nn.Linear(3, 2), train=Read(), test=Read(), loss=F.cross_entropy,
+                   recipe=sw.Recipe(worker_batch=4, threads=1))
 """
 FAILING = """
 import os, signal, torch, scalewise as sw
@@ -289,6 +304,17 @@ def test_the_prediction_is_within_ten_percent_of_what_was_measured(images, measu
     assert report.baseline_bytes + report.measured_peak_bytes <= report.process_bytes == BUDGET
     assert told[0].startswith("memory: tracing")
     assert told[-1].startswith("memory: trying worker batch")
+
+
+def test_loader_processes_that_are_not_counted_are_told(measured, tmp_path):
+    report, _ = measured
+    assert report.loaders == 0  # tensors
+    path = tmp_path / "read.py"
+    path.write_text(READ)
+    task = sw.load_task(str(path))
+    read = largest_worker_batch(task, task.recipe, budget=BUDGET)
+    assert read.limited_by == "data"
+    assert read.loaders == loader_processes(Placement(), 1) > 0
 
 
 def test_a_budget_below_the_baseline_is_too_small(images):

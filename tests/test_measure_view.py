@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -21,7 +22,7 @@ from scalewise.measure.throughput import ThroughputReport
 from scalewise.noise import NoiseEstimate
 from scalewise.recipe import Recipe
 from scalewise.report.stored import Stored
-from scalewise.report.stories.measurement import answer, critical_section
+from scalewise.report.stories.measurement import answer, critical_section, memory_section
 from test_views import rendered
 
 NOISE = NoiseEstimate(1300.0, 1050.0, 1700.0, enough=True)
@@ -110,6 +111,17 @@ def test_tables():
         "300 MB before training, weights 1 MB, activations 3.2 GB\n"
         "peak 3.7 GB predicted, 3.8 GB measured, of 4 GB (given)"
     )
+
+
+def test_memory_that_leaves_loaders_out_says_so():
+    read = memory(loaders=2)
+    assert "largest worker batch that fits 2,048 with --loaders 0;" in view.sentence(measurement(memory=read))
+    assert rendered(view.memory_lines(read), width=130).splitlines()[-1] == (
+        "with --loaders 0; the 2 loader processes that training has by default come on top, with the batches they read "
+        "ahead"
+    )
+    lead = memory_section(Stored(json.loads(json.dumps(measurement(memory=read).to_json())))).lead
+    assert lead.endswith("With --loaders 0: 2 loader processes come on top.")
 
 
 def test_tables_stand_side_by_side_where_there_is_room():

@@ -150,9 +150,10 @@ def _worth(row: Efficiency) -> str:
 
 def _largest(memory: MemoryReport) -> str:
     most = f"{memory.largest_worker_batch:,}"
+    where = " with --loaders 0" if memory.loaders else ""
     if memory.limited_by == "data":
-        return f"largest worker batch: all {most} training samples fit at once"
-    return f"largest worker batch that fits {most}"
+        return f"largest worker batch: all {most} training samples fit at once{where}"
+    return f"largest worker batch that fits {most}{where}"
 
 
 def with_interval(estimate: NoiseEstimate) -> str:
@@ -286,7 +287,16 @@ def memory_lines(report: MemoryReport) -> Text:
         f"{show_bytes(report.baseline_bytes)} before training, {', '.join(parts)}\n",
         f"peak {predicted} predicted, {measured} measured, of {show_bytes(report.process_bytes)}{shared} "
         f"({report.budget_source})",
+        _uncounted_loaders(report),
     )
+
+
+def _uncounted_loaders(report: MemoryReport) -> str:
+    """What training holds beside that, where it reads samples in processes of their own."""
+    if not report.loaders:
+        return ""
+    count = "1 loader process" if report.loaders == 1 else f"{report.loaders} loader processes"
+    return f"\nwith --loaders 0; the {count} that training has by default come on top, with the batches they read ahead"
 
 
 def _verification(found: Measurement) -> list[RenderableType]:

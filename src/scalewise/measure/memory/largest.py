@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 from scalewise.engine.memory import Free, free_memory
-from scalewise.engine.placement import Placement, available_cores, check_processes
+from scalewise.engine.placement import Placement, available_cores, check_processes, loader_processes
 from scalewise.engine.samples import open_samples
 from scalewise.engine.team import choose_device
 from scalewise.errors import PlacementError, TooLittleMemory
@@ -74,6 +74,8 @@ class MemoryReport:
     counts: what the budget counts.
     baseline_bytes: what a process holds before training.
     smallest_that_does_not_fit: of the worker batches tried; None when all fitted.
+    loaders: loader processes that each process has by default in training, for data that are not in memory. What they
+        hold is not counted: the report is that of --loaders 0.
     """
 
     largest_worker_batch: int
@@ -91,6 +93,7 @@ class MemoryReport:
     measured_peak_bytes: int
     smallest_that_does_not_fit: int | None
     trials: tuple[Trial, ...]
+    loaders: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Every field by its name."""
@@ -124,7 +127,8 @@ def largest_worker_batch(
     device = choose_device(where.device, 0).type
     _check_device(device)
     given = None if budget is None else Free(budget, "given")
-    samples = len(open_samples(task.train, complete.seed, "training"))
+    opened = open_samples(task.train, complete.seed, "training")
+    samples = len(opened)
     if device == "cuda":
         free = given or Free(free_on_device(), "free memory of the device")
         share = free.bytes
@@ -135,7 +139,8 @@ def largest_worker_batch(
         free = given or free_memory()
         share = free.bytes // processes
         trials = Children(task, complete, where, processes, share, samples)
-    return _search(trials, free, share, processes, samples, device, notify)
+    loaders = 0 if opened.in_memory else loader_processes(where, processes)
+    return replace(_search(trials, free, share, processes, samples, device, notify), loaders=loaders)
 
 
 def _search(

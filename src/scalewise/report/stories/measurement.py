@@ -307,6 +307,10 @@ def memory_section(document: Stored) -> Section | None:
     figure = bars("Memory by part", Axis("MB"), rows, table, keys)
     batch, budget = number(memory.number("largest_worker_batch")), size(memory.number("budget_bytes"))
     lead = f"At worker batch {batch}; the budget is {budget} ({memory.text('budget_source')})."
+    if memory.number("loaders"):
+        lead += (
+            f" With --loaders 0: {count(memory.number('loaders'), 'loader process', 'loader processes')} come on top."
+        )
     return None if figure is None else Section("Memory", (figure,), lead)
 
 
