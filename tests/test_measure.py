@@ -11,7 +11,7 @@ import pytest
 import scalewise as sw
 from scalewise.cli.measure import RecipeFlags, measure
 from scalewise.engine.run import RunFolder, RunRecipe
-from scalewise.errors import RunFolderError, TooLittleMemory, UsageError
+from scalewise.errors import RunFolderError, TaskError, TooLittleMemory, UsageError
 from scalewise.measure import measured as parts
 from scalewise.measure.minima.trained import train_in
 from test_resume import start, wait_for
@@ -213,6 +213,14 @@ def test_wrong_flags_are_refused_before_anything_is_measured(flags, message, tmp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message):
         measure("digits", **flags)
+    assert not [*tmp_path.glob("runs/*")]
+
+
+def test_data_too_few_for_the_noise_scale_are_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(parts, "largest_worker_batch", None)  # not called
+    with pytest.raises(TaskError, match=r"at least 4 groups .* groups of 400; .* leave it out with --skip noise"):
+        measure("digits", set=["bn=true"], flags=RecipeFlags(worker_batch=400, threads=1), quiet=True)
     assert not [*tmp_path.glob("runs/*")]
 
 

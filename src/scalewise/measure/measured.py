@@ -24,7 +24,7 @@ from scalewise.measure.minima.landscape import line, plane
 from scalewise.measure.minima.sharpness import SUBSPACE, sharpness
 from scalewise.measure.minima.trained import train_in
 from scalewise.measure.minima.weights import StoredWeights, stored_weights
-from scalewise.measure.noise import measure_noise
+from scalewise.measure.noise import check_groups, measure_noise
 from scalewise.measure.throughput import throughput
 from scalewise.measure.wanted import RANDOM, Part, Wanted
 from scalewise.tasks.task import Task
@@ -53,6 +53,8 @@ def measured(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: N
         Unfinished: where memory is short after some parts are measured, with those.
     """
     stored = [_of_this_task(stored_weights(path), run) for path in wanted.runs]
+    if "noise" not in wanted.skip:
+        check_groups(task, run.recipe, wanted.device)
     found = Measurement(task.name, run.recipe)
     found = _machine(task, found, wanted, notify)
     found = _scale(task, run, found, wanted, folder, notify)

@@ -303,9 +303,21 @@ def _group_samples(training: Training) -> int:
     if population // size < LEAST_GROUPS:
         raise TaskError(
             f"the noise scale needs the gradients of at least {LEAST_GROUPS} groups of samples, got {population} "
-            f"training samples in groups of {size}; lower --worker-batch, or use more data"
+            f"training samples in groups of {size}; lower --worker-batch, use more data, or leave it out with "
+            f"--skip noise"
         )
     return size
+
+
+def check_groups(task: Task, recipe: Recipe, device: DeviceName = "auto") -> None:
+    """Refuse data that are too few for the noise scale, before anything else is measured."""
+    with Training(
+        dataclasses.replace(task, validation=None),
+        recipe.replace(workers=1, lr_rule="none", patience=None, target=None),
+        Placement(device=device),
+        alone=True,
+    ) as training:
+        _group_samples(training)
 
 
 def _average(found: list[tuple[_Look, NoiseEstimate]]) -> NoiseEstimate:
