@@ -83,6 +83,12 @@ def test_amounts_of_memory(text, amount):
     assert parse_bytes(text) == amount
 
 
+def test_amounts_beyond_any_machine_are_refused():
+    for text in ("99999999TB", f"{'9' * 400}GB"):
+        with pytest.raises(UsageError, match="--memory must be at most"):
+            parse_bytes(text)
+
+
 @pytest.mark.parametrize(
     "text", ["", "4", "GB", "4 parsecs", "-1GB", "0MB", "0.2B", "1e3MB", "nan GB", "1,5GB", "4GB4"]
 )

@@ -10,6 +10,7 @@ PREFIXES = ("", "k", "m", "g", "t")
 UNITS = {f"{prefix}b": 1000**power for power, prefix in enumerate(PREFIXES)} | {
     f"{prefix}ib": 1024**power for power, prefix in enumerate(PREFIXES) if prefix
 }
+MOST_BYTES = 10**18  # far beyond any machine, and within what limits of the system can hold
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
@@ -21,13 +22,17 @@ def parse_bytes(text: str, flag: str = "--memory") -> int:
     """
     found = _AMOUNT.fullmatch(text)
     unit = UNITS.get(found[2].lower()) if found else None
-    amount = int(float(found[1]) * unit) if found and unit else 0
+    amount = float(found[1]) * unit if found and unit else 0.0
+    if amount > MOST_BYTES:
+        raise UsageError(
+            f"{flag} must be at most {MOST_BYTES // UNITS['tb']:,} TB, got {text!r}; write for example {flag} 4GB"
+        )
     if amount < 1:
         raise UsageError(
             f"{flag} must be an amount of memory above 0 with its unit (MB, GB, MiB, GiB, …), got {text!r}; "
             f"write for example {flag} 4GB"
         )
-    return amount
+    return int(amount)
 
 
 def show_bytes(amount: float) -> str:
