@@ -100,6 +100,22 @@ def measured(folder: Path, **flags: object) -> list[dict]:
     return json.loads((folder / "measure.json").read_text())["sharpness"]
 
 
+def test_a_run_of_the_same_file_is_one_of_this_task_however_its_path_is_written(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("from scalewise.tasks.digits import digits as task")
+    monkeypatch.chdir(tmp_path)
+    task = sw.load_task("mine.py")
+    run = RunRecipe("mine.py", [], task.recipe.replace(steps=2, threads=1), [])
+    train_in(RunFolder(tmp_path / "run"), task, run)
+    skipped = {"skip": ["noise", "memory", "throughput"], "samples": 16, "quiet": True}
+    assert (
+        measure(str(tmp_path / "mine.py"), sharpness=True, weights=tmp_path / "run", out=tmp_path / "a", **skipped) == 0
+    )
+    (tmp_path / "other").mkdir()
+    (tmp_path / "mine.py").rename(tmp_path / "other" / "mine.py")
+    with pytest.raises(RunFolderError, match=r"is a run of task mine.py, got other/mine.py"):
+        measure("other/mine.py", sharpness=True, weights=tmp_path / "run", out=tmp_path / "b", **skipped)
+
+
 def test_sharpness_of_a_checkpoint_and_of_a_run_trained_for_it(runs, tmp_path):
     checkpoint, a, b = runs / "small" / "checkpoints" / "step-90", tmp_path / "a", tmp_path / "b"
     stored = measured(a, weights=checkpoint, out=a)
@@ -202,6 +218,10 @@ def test_an_interrupt_keeps_the_runs_of_a_verification(tmp_path):
         ({"verify": "sweep", "seeds": 0}, "--seeds must be at least 1, got 0"),
         ({"verify": "branch", "target": 0.1}, "--target is the loss that a sweep trains to"),
         ({"verify": "sweep", "skip": ["noise"]}, "got --skip noise too; drop one of them"),
+        ({"verify": "sweep", "target": float("nan")}, "--target must be a finite loss, got nan"),
+        ({"skip": ["memory", "noise", "throughput"]}, "something must be left to measure, got --skip noise --skip mem"),
+        ({"layers": True, "skip": ["noise"]}, "--layers is the noise scale of every layer, got --skip noise too"),
+        ({"memory": "99999999TB"}, "--memory must be at most 1,000,000 TB, got '99999999TB'"),
         ({"memory": "much"}, "--memory must be an amount of memory .* got 'much'"),
         ({"processes": 0}, "--processes must be at least 1, got 0"),
         ({"weights": Path("a")}, "--weights says whose sharpness is measured, got a alone; add --sharpness"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -140,13 +139,18 @@ def _verified(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: 
 
 def _of_this_task(found: StoredWeights, run: RunRecipe) -> StoredWeights:
     """The weights, if they are of a run of this task."""
-    theirs, ours = ((os.path.normpath(part.task), sorted(part.settings)) for part in (found.run, run))
+    theirs, ours = ((_place(part.task), sorted(part.settings)) for part in (found.run, run))
     if theirs != ours:
         raise RunFolderError(
             f"{found.path} is a run of task {' '.join([found.run.task, *found.run.settings])}, got "
             f"{' '.join([run.task, *run.settings])}; give the task and --set values of the run"
         )
     return found
+
+
+def _place(task: str) -> str:
+    """The name of a task; of a file where it lies, however its path was written."""
+    return str(Path(task).resolve()) if task.endswith(".py") else task
 
 
 def _minima(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import UsageError
@@ -53,13 +54,25 @@ class Wanted:
         for name, count in (("seeds", self.seeds), ("processes", self.processes), ("samples", self.samples)):
             if count is not None and count < 1:
                 raise UsageError(f"--{name} must be at least 1, got {count}")
+        self._check_parts()
         self._check_verification()
         if self.weights is not None and not self.sharpness:
             raise UsageError(f"--weights says whose sharpness is measured, got {self.weights} alone; add --sharpness")
         if self.plane is not None and self.between is None:
             raise UsageError(f"--plane needs two runs that lie in it, got {self.plane} alone; add --between RUN RUN")
 
+    def _check_parts(self) -> None:
+        if {*self.skip} == {*get_args(Part)} and not self.sharpness and self.between is None:
+            raise UsageError(
+                f"something must be left to measure, got {' '.join(f'--skip {part}' for part in get_args(Part))}; drop "
+                f"one of them, or add --sharpness or --between RUN RUN"
+            )
+        if self.layers and "noise" in self.skip:
+            raise UsageError("--layers is the noise scale of every layer, got --skip noise too; drop one of them")
+
     def _check_verification(self) -> None:
+        if self.target is not None and not math.isfinite(self.target):
+            raise UsageError(f"--target must be a finite loss, got {self.target:g}; give a number, or leave it out")
         if self.target is not None and self.verify != "sweep":
             raise UsageError(f"--target is the loss that a sweep trains to, got {self.target:g}; add --verify sweep")
         if self.seeds is not None and self.verify is None:
