@@ -67,10 +67,12 @@ def test_the_sentence_says_what_to_act_on():
         "largest worker batch that fits 2,048; best throughput from 256, the largest tried"
     )
     assert view.sentence(measurement(throughput=throughput(knee=128))).endswith("best throughput from 128")
+    doubling, wide = (dataclasses.replace(throughput(128), knee_interval=Knee(128, low, 256)) for low in (128, 64))
+    assert view.sentence(measurement(throughput=doubling)).endswith("best throughput from 128")
+    assert view.sentence(measurement(throughput=wide)).endswith("best throughput from 128 (64–256)")
     assert "all 1,437 training samples fit at once" in view.sentence(
         measurement(memory=memory(largest_worker_batch=1437, limited_by="data"))
     )
-    assert view.sentence(measurement(noise=None, memory=None, throughput=None)) == "nothing was measured"
 
 
 def test_a_noise_scale_that_is_not_enough_says_what_is_missing():
@@ -240,5 +242,24 @@ def test_minima():
     )
     rows = (Sharpness(1e-3, 12.5, 0.5), Sharpness(5e-4, 3.25, 0.2))
     minimum = Minimum("runs/a", *(SharpnessReport(0.1, 64, 10, space, 10, rows) for space in (None, 5)))
+    minima = measurement(noise=None, memory=None, throughput=None, line=line, sharpness=(minimum, minimum))
+    assert view.sentence(minima) == "loss barrier between the runs 0.25; sharpness 12.5 %, 12.5 % (ε 0.001)"
     shown = rendered(view.sharpness_table([minimum]), width=100)
     assert shown.splitlines()[-1].split() == ["runs/a", "0.1", *(2 * ["12.5", "%", "3.25", "%"])]
+
+
+def test_a_sharpness_that_is_undefined_says_so():
+    rows = (Sharpness(1e-3, 12.5, 0.5), Sharpness(5e-4, 3.25, 0.2))
+    known, undefined = (
+        Minimum("runs/a", *(SharpnessReport(loss, 64, 10, space, 10, found) for space in (None, 5)))
+        for loss, found in ((0.1, rows), (-2.0, ()))
+    )
+    both = measurement(
+        noise=None, memory=None, throughput=None, sharpness=(undefined, known), seconds={"sharpness": 1.0}
+    )
+    assert view.sentence(both) == "sharpness undefined, 12.5 % (ε 0.001)"
+    shown = rendered(view.screen(both, 110), width=110)
+    assert ["runs/a", "-2", "undefined"] in [line.split() for line in shown.splitlines()]
+    assert "undefined where 1 + loss is not above 0" in " ".join(shown.split())
+    alone = rendered(view.sharpness_table([undefined]))
+    assert alone.splitlines()[-1].split()[:2] == ["runs/a", "-2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -51,6 +52,15 @@ def test_sharpness_of_a_quadratic_is_its_largest_value_in_the_box(point, epsilon
     assert report.loss == pytest.approx(loss(x), abs=1e-12)
     assert report.rows[0].largest_loss == pytest.approx(largest, rel=1e-9)
     assert report.rows[0].value == pytest.approx(100 * (largest - loss(x)) / (1 + loss(x)), rel=1e-9)
+
+
+@pytest.mark.parametrize(("shift", "defined"), [(-0.5, True), (-1.0, False), (-30.0, False)])
+def test_sharpness_is_undefined_where_one_plus_the_loss_is_not_above_zero(shift, defined):
+    base = quadratic_task()
+    task = dataclasses.replace(base, loss=lambda output, target: F.mse_loss(output, target) + shift)
+    report = sharpness(task, task.recipe, weights(*CENTRE), epsilons=[0.1])
+    assert report.loss == shift
+    assert [row.value > 0 for row in report.rows] == [True] * defined
 
 
 def test_sharpness_in_a_subspace_of_one_dimension_is_at_an_end_of_the_segment():

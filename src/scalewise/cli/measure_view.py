@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from scalewise.measure.measurement import Measurement, Minimum
     from scalewise.measure.memory.largest import MemoryReport
     from scalewise.measure.minima.landscape import Line, LinePoint, Plane
+    from scalewise.measure.minima.sharpness import Sharpness
     from scalewise.measure.noise import NoiseReport
     from scalewise.measure.throughput import ThroughputReport
     from scalewise.noise.estimate import NoiseEstimate
@@ -118,9 +119,29 @@ def sentence(found: Measurement) -> str:
     if found.memory is not None:
         parts.append(_largest(found.memory))
     if found.throughput is not None:
-        rising = found.throughput.knee == found.throughput.rows[-1].worker_batch
-        parts.append(f"best throughput from {found.throughput.knee:,}{', the largest tried' if rising else ''}")
-    return "; ".join(parts) or "nothing was measured"
+        parts.append(_knee(found.throughput))
+    return "; ".join([*parts, *_minima(found)])
+
+
+def _knee(speed: ThroughputReport) -> str:
+    """From which worker batch on it is fast; with what noise leaves open, where that is more than one doubling."""
+    low, high = speed.knee_interval.low, speed.knee_interval.high
+    interval = f" ({low:,}–{high:,})" if high > 2 * low else ""
+    rising = ", the largest tried" if speed.knee == speed.rows[-1].worker_batch else ""
+    return f"best throughput from {speed.knee:,}{interval}{rising}"
+
+
+def _minima(found: Measurement) -> list[str]:
+    """What was found between runs, and around each."""
+    parts = []
+    if found.line is not None:
+        known = "of unknown height" if found.line.barrier is None else number(found.line.barrier)
+        parts.append(f"loss barrier between the runs {known}")
+    if found.sharpness:
+        first = [minimum.full.rows[:1] for minimum in found.sharpness]
+        box = next((f" (ε {rows[0].epsilon:g})" for rows in first if rows), "")
+        parts.append(f"sharpness {', '.join(_percents(rows)[0] for rows in first)}{box}")
+    return parts
 
 
 def _about(critical: CriticalBatch) -> str:
@@ -394,13 +415,17 @@ def heights(values: Sequence[float]) -> str:
 
 def sharpness_table(minima: Sequence[Minimum]) -> Table:
     """How far the loss rises around each run's weights."""
-    epsilons = [row.epsilon for row in minima[0].full.rows]
+    epsilons = next(([row.epsilon for row in one.full.rows] for one in minima if one.full.rows), [])
     columns = [f"{space}\nε {epsilon:g}" for space in ("all weights", "subspace") for epsilon in epsilons]
     table = small_table("sharpness: the loss rises by so many percent of 1 + loss", "run", "loss", *columns)
     for minimum in minima:
-        values = [f"{row.value:.3g} %" for report in (minimum.full, minimum.subspace) for row in report.rows]
+        values = _percents([row for report in (minimum.full, minimum.subspace) for row in report.rows])
         table.add_row(escape(minimum.run), number(minimum.full.loss), *values)
     return table
+
+
+def _percents(rows: Sequence[Sharpness]) -> list[str]:
+    return [f"{row.value:.3g} %" for row in rows] or ["undefined"]
 
 
 def how(found: Measurement) -> RenderableType:
@@ -460,7 +485,8 @@ def _how_sharpness(found: Measurement) -> str:
     if not found.sharpness:
         return ""
     full = found.sharpness[0].full
+    undefined = not all(minimum.full.rows for minimum in found.sharpness)
     return (
         f"L-BFGS-B, {full.iterations} iterations from each of 2 starts, {full.samples:,} samples, "
-        f"batch-norm statistics of the weights"
+        f"batch-norm statistics of the weights{'; undefined where 1 + loss is not above 0' if undefined else ''}"
     )

@@ -52,7 +52,7 @@ class SharpnessReport:
         parameters: dimensions of x.
         subspace: dimensions of the random subspace; None for the full space.
         iterations: of L-BFGS-B, from each of its two starts.
-        rows: one per size of the box.
+        rows: one per size of the box; none where 1 + f(x) is not above 0, for which sharpness is undefined.
     """
 
     loss: float
@@ -101,7 +101,7 @@ def sharpness(
                 )
             basis = None if subspace is None else random_basis(len(x), subspace)
             rows = []
-            for epsilon in epsilons:
+            for epsilon in epsilons if start > -1 else ():
                 notify(f"sharpness in a box of {epsilon:g}, {_space(subspace)}")
                 largest = _largest(surface.loss_and_gradient, x, basis, epsilon, iterations)
                 rows.append(Sharpness(epsilon, relative_rise(start, largest), largest))
@@ -110,7 +110,7 @@ def sharpness(
 
 
 def relative_rise(start: float, largest: float) -> float:
-    """100 · (largest − start) ÷ (1 + start).
+    """100 · (largest − start) ÷ (1 + start), for a start above −1.
 
     >>> relative_rise(start=1.0, largest=1.5)
     25.0
