@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import scalewise as sw
+from scalewise.engine.memory import Free, Held
 from scalewise.measure import throughput as module
 from scalewise.measure.rate import find_knee, median_interval, rate
 from scalewise.measure.throughput import count_operations, matrix_product_peak, throughput
@@ -113,6 +114,15 @@ def test_a_shortage_in_the_rounds_ends_the_curve_earlier(monkeypatch):
     found = throughput(linear(), linear().recipe, largest=32, notify=begun.append)
     assert [row.worker_batch for row in found.rows] == [1, 2, 4, 8]
     assert {row.rounds for row in (*found.rows, *found.inference)} == {module.ROUNDS}
+
+
+def test_the_curve_ends_before_the_memory_does(monkeypatch):
+    """Each training that is opened holds 100 bytes more than the one before, and 1,000 were free at the start."""
+    own = [100 * number for number in (0, 1, 1, 3, 3, 6, 6, 10, 10, 15)]
+    monkeypatch.setattr(module, "held", lambda: Held(own.pop(0), 0, 0))
+    monkeypatch.setattr(module, "free_memory", lambda: Free(1000 - 100 * {8: 1, 6: 3, 4: 6, 2: 10}[len(own)], "told"))
+    found = throughput(linear(), linear().recipe, largest=64)
+    assert [row.worker_batch for row in found.rows] == [1, 2, 4]  # 600 held and 400 free, with 600 to come
 
 
 def test_a_shortage_at_the_only_worker_batch_is_raised(monkeypatch):

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from scalewise.engine.feed import placed
 from scalewise.engine.loop import Training
+from scalewise.engine.memory import STATUS, free_memory, held
 from scalewise.engine.numerics import numerics
 from scalewise.engine.placement import Placement, available_cores
 from scalewise.engine.samples import open_samples
@@ -176,6 +177,16 @@ def _shortest(work: Callable[[], object], device: torch.device) -> float:
     return min(tries)
 
 
+def _own_bytes() -> int:
+    """What this process holds; 0 where the system does not say."""
+    return held().own if STATUS.is_file() else 0
+
+
+def _has_room(needed: int) -> bool:
+    """Whether so much memory is free: Linux kills a process that uses more, instead of refusing it."""
+    return needed <= 0 or free_memory().bytes >= needed
+
+
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -224,6 +235,7 @@ class _Bench:
         batch = smallest
         while batch <= max(largest, smallest) and not _flat(speeds):
             notify(f"throughput: worker batch {batch:,}")
+            before = _own_bytes()
             try:
                 found.append(self._enter(batch))
             except (RuntimeError, MemoryError) as error:
@@ -231,7 +243,8 @@ class _Bench:
                     break
                 raise
             speeds.append(batch / found[-1].step_seconds)
-            if found[-1].step_seconds > MOST_STEP_SECONDS:
+            next_bytes = 2 * (_own_bytes() - before)  # of twice the samples, at most
+            if found[-1].step_seconds > MOST_STEP_SECONDS or not _has_room(next_bytes):
                 break
             batch *= 2
         return found
