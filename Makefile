@@ -24,7 +24,7 @@ browser:  ## Chromium for the tests of the page, where it is missing and may be 
 	  > /dev/null 2>&1; } || echo "there is no Chromium: the tests of the page in a browser will be skipped"
 
 test: .venv/ready browser  ## All tests (CPU, at most 15 minutes on 2 cores)
-	@export GOMP_SPINCOUNT=2000; $(BIN)/python -m pytest -n 2 --dist loadfile || { [ $$? = 1 ] \
+	@export GOMP_SPINCOUNT=2000; $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder || { [ $$? = 1 ] \
 	  && echo "Once more, one at a time, what failed: who passes now was disturbed by what ran beside it; look into it." \
 	  && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
