@@ -264,16 +264,15 @@ class Table:
         gram, squares = self.gram[rows].sum(0), self.squares[rows].sum(0)
         blocks = len(self.counts)
         everything = np.ones(blocks)
-        signal, noise = self._parts(gram, squares, everything, self._seen, self._passes)
         anew = float(self.anew[:, rows].sum(1).mean()) if len(self.anew) else 0.0
-        found = np.array([signal - anew / self.samples * self._seen, noise])
-        if noise <= SAME * self.group_samples * squares.sum() / self.counts.sum():
+        found = np.array(self._parts(gram, squares, everything, self._seen, self._passes, anew))
+        if found[1] <= SAME * self.group_samples * squares.sum() / self.counts.sum():
             return np.stack([np.full(blocks, found[0]), np.zeros(blocks)])
         whole = np.array(self._parts(gram, squares, everything))
         left_out = np.array([self._parts(gram, squares, everything - one) for one in np.eye(blocks)])
         deviations = (blocks - 1) * (whole - left_out)  # (block, 2)
         deviations -= deviations.mean(0)
-        values: np.ndarray = (found + deviations * np.array([math.sqrt(self._unknown(anew / noise)), 1.0])).T
+        values: np.ndarray = (found + deviations * np.array([math.sqrt(self._unknown(anew / found[1])), 1.0])).T
         return values
 
     def _unknown(self, share_anew: float) -> float:
@@ -300,13 +299,24 @@ class Table:
         return max(1, round(float(self.counts.sum()) * self.group_samples / self.population))
 
     def _parts(
-        self, gram: np.ndarray, squares: np.ndarray, keep: np.ndarray, seen: float = 0.0, passes: int = 1
+        self,
+        gram: np.ndarray,
+        squares: np.ndarray,
+        keep: np.ndarray,
+        seen: float = 0.0,
+        passes: int = 1,
+        anew: float = 0.0,
     ) -> tuple[float, float]:
-        """|G|² and trΣ from the blocks that are kept, in so many passes and with that share of all samples seen."""
+        """|G|² and trΣ from the blocks that are kept, in so many passes and with that share of all samples seen.
+
+        Every pass takes a degree of freedom from the samples' own scatter, and only the first from what is drawn anew.
+        """
         groups = float(keep @ self.counts)
         square_of_mean = float(keep @ gram @ keep) / groups**2
-        noise = self.group_samples * (float(keep @ squares) - groups * square_of_mean) / (groups - passes)
-        return square_of_mean - noise / (groups * self.group_samples) * (1 - seen), noise
+        scatter = self.group_samples * (float(keep @ squares) - groups * square_of_mean)
+        noise = (scatter - anew * (passes - 1)) / (groups - passes)
+        samples = groups * self.group_samples
+        return square_of_mean - noise / samples * (1 - seen) - anew / samples * seen, noise
 
 
 def estimate(tables: Sequence[Table], chosen: list[int] | None = None) -> NoiseEstimate:
