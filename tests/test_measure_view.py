@@ -137,6 +137,8 @@ def test_tables_stand_side_by_side_where_there_is_room():
 
 def test_the_layers_that_are_shown_are_the_noisiest():
     layers = tuple(LayerNoise(f"layer{n}", NoiseEstimate(n + 1.0, n + 0.5, n + 2.0, True)) for n in range(20))
+    adam = rendered(view.layers_table(NoiseReport(NOISE, NOISE, (), layers, 10, 16)))
+    assert adam.startswith("noise scale by layer, of plain gradients")
     shown = rendered(view.layers_table(NoiseReport(NOISE, None, (), layers, 10, 16)))
     assert "the 12 largest of 20" in shown
     assert "layer19" in shown

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import models
 import scalewise as sw
 from scalewise.engine import memory
+from scalewise.engine.failures import translated
 from scalewise.engine.loop import Training
 from scalewise.engine.model import sha256
 from scalewise.errors import PlacementError, RecipeError, TaskError
@@ -203,3 +204,7 @@ def test_freed_memory_is_kept_only_where_there_is_room_for_as_much_again(monkeyp
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
     assert not found
+
+
+def test_a_shortage_of_memory_without_words_is_one_too():
+    assert str(translated(MemoryError())).startswith("a step must fit into memory, got: MemoryError; lower")

@@ -241,7 +241,8 @@ def layers_table(report: NoiseReport) -> Table:
     layers = sorted(report.layers, key=lambda layer: -(layer.estimate.value or math.inf))
     shown = layers[:LAYER_LINES]
     left_out = len(layers) - len(shown)
-    title = "noise scale by layer" + (f", the {LAYER_LINES} largest of {len(layers)}" if left_out else "")
+    kind = ", of plain gradients" if report.preconditioned is not None else ""
+    title = f"noise scale by layer{kind}" + (f", the {LAYER_LINES} largest of {len(layers)}" if left_out else "")
     table = small_table(title, "parameter", "samples (95 %)")
     for layer in shown:
         table.add_row(escape(layer.name), with_interval(layer.estimate))

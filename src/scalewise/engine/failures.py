@@ -43,8 +43,9 @@ def translated(error: Exception) -> ScalewiseError:
     if isinstance(error, dist.DistError) or ("gloo" in message.lower() and isinstance(error, RuntimeError)):
         return LostContact(f"contact with another process was lost: {PULSE.cut or message.splitlines()[0]}")
     if is_shortage(error):
+        words = (message or type(error).__name__).splitlines()[0]
         return TooLittleMemory(
-            f"a step must fit into memory, got: {message.splitlines()[0]}; lower --worker-batch, or pass it through "
-            f"the model in parts with --micro-batch (`scalewise measure` finds the largest that fits)"
+            f"a step must fit into memory, got: {words}; lower --worker-batch, or pass it through the "
+            f"model in parts with --micro-batch (`scalewise measure` finds the largest that fits)"
         )
     return UserCodeError(f"training failed:\n{user_frames(error)}")
