@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from scalewise.bench.fits import Estimate
-from scalewise.cli.measure_view import HEIGHTS, bar, heights, rough, small_table
+from scalewise.cli.measure_sentence import rough
+from scalewise.cli.measure_view import HEIGHTS, bar, heights, small_table
 from scalewise.cli.views import seconds
 from scalewise.measure.memory.budget import show_bytes
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.cli.measure_view import rough
+from scalewise.cli.measure_sentence import rough
 from scalewise.cli.plan_view import money_of
 from scalewise.cli.views import seconds
 
