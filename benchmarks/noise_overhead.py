@@ -24,7 +24,7 @@ from scalewise import Placement
 from scalewise.engine.loop import Training
 from scalewise.engine.memory import keep_freed_memory
 
-CYCLES = 150
+CYCLES = 100
 SETTLING_STEPS = 24  # before the first cycle: an accumulating loop is looked at more often at its start
 LEADING_STEPS = 4  # of a turn, not counted: numbers are read a step late, and caches are those of the turn before
 COUNTED_STEPS = 8  # both are multiples of the steps between two looks at an accumulating loop
