@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -329,6 +330,75 @@ def test_in_c_autograd_notices_the_update(monkeypatch):
     sw.optim.LARS([weight], lr=0.1).step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def clear_state(optimizer, weights):
+    optimizer.state.clear()
+
+
+def forget_states(optimizer, weights):
+    optimizer.state = defaultdict(dict)
+
+
+def restart_a_state(optimizer, weights):
+    optimizer.state[weights[0]] = {name: value.clone().zero_() for name, value in optimizer.state[weights[0]].items()}
+
+
+def exchange_a_buffer(optimizer, weights):
+    state = optimizer.state[weights[2]]
+    name = next(name for name, value in state.items() if value.ndim)
+    state[name] = 2 * state[name]
+
+
+def drop_a_gradient(optimizer, weights):
+    weights[2].grad = None
+
+
+def change_the_decay(optimizer, weights):
+    optimizer.param_groups[0]["weight_decay"] = 0.3
+
+
+def adapt_no_more(optimizer, weights):
+    optimizer.param_groups[0]["adapt"] = False
+
+
+def move_a_weight(optimizer, weights):
+    weights[2].data = weights[2].data.clone()
+
+
+def turn_a_layout(optimizer, weights):
+    weights[2].grad = weights[2].grad.t().contiguous().t()
+
+
+def leave_a_weight_out(optimizer, weights):
+    del optimizer.param_groups[0]["params"][0]
+
+
+EVENTS = [
+    clear_state, forget_states, restart_a_state, exchange_a_buffer, drop_a_gradient, change_the_decay, adapt_no_more,
+    move_a_weight, turn_a_layout, leave_a_weight_out,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_what_is_kept_from_step_to_step_is_never_stale(name, event):
+    def after(forgets: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        weights = [torch.randn(shape).requires_grad_() for shape in ((40, 30), (7,), (60, 60))]
+        optimizer = OPTIMIZERS[name](weights, recipe(name))
+        for step in range(6):
+            for weight in weights:
+                weight.grad = torch.randn(weight.shape)
+            if step in (2, 4):
+                event(optimizer, weights)
+            if forgets:
+                optimizer._plans.clear()
+            optimizer.step()
+        return [weight.detach() for weight in weights]
+
+    for kept, fresh in zip(after(forgets=False), after(forgets=True), strict=True):
+        assert torch.equal(kept, fresh)
 
 
 @pytest.mark.parametrize("words", ["false", "nothing-of-this-name"])

@@ -90,7 +90,7 @@ class LAMB(LayerWise):
         zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
         return {"step": torch.zeros((), dtype=torch.float32), **zeros}
 
-    def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member]) -> None:
+    def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member], layers: Layers) -> None:
         weights, gradients = [member.weight for member in members], [member.gradient for member in members]
         states = [member.state for member in members]
         moments = ([state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states])
@@ -102,8 +102,8 @@ class LAMB(LayerWise):
             doubles(values) for values in ([1 - beta1**t for t in steps], [math.sqrt(1 - beta2**t) for t in steps])
         ]
         largest = math.inf if group["largest_ratio"] is None else group["largest_ratio"]
-        layers = Layers((weights, gradients, *moments), [member.decay for member in members])
-        layers.call(library.lamb, biases, float(group["lr"]), beta1, beta2, group["eps"], largest)
+        roles = (weights, gradients, *moments)
+        layers.call(library.lamb, roles, biases, float(group["lr"]), beta1, beta2, group["eps"], largest)
 
     @np.errstate(over="ignore", invalid="ignore")
     def _update_batch(self, group: Group, members: list[Member]) -> None:

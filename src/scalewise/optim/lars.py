@@ -59,20 +59,20 @@ class LARS(LayerWise):
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": torch.zeros_like(weight)}
 
-    def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member]) -> None:
+    def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member], layers: Layers) -> None:
         weights, gradients = [member.weight for member in members], [member.gradient for member in members]
         buffers = [member.state["momentum_buffer"] for member in members]
-        layers = Layers((weights, gradients, buffers), [member.decay for member in members])
-        layers.call(library.lars, [], float(group["lr"]), group["momentum"], group["trust_coefficient"])
+        rule = float(group["lr"]), group["momentum"], group["trust_coefficient"]
+        layers.call(library.lars, (weights, gradients, buffers), [], *rule)
 
     def _update_batch(self, group: Group, members: list[Member]) -> None:
         """Each layer in one pass of torch's fused SGD, whose 1 − dampening is a factor of the gradient: the rate."""
         lr, momentum, trust = float(group["lr"]), group["momentum"], group["trust_coefficient"]
         sizes = [norm(member.vector.array) for member in members if member.vector]
         lengths = [norm(memory(member.gradient)) for member in members]
-        for (weight, gradient, state, _, _, decay), size, length in zip(members, sizes, lengths, strict=True):
-            rate = local_rate(size, length, trust, decay)
-            fused_sgd([weight], [gradient], [state["momentum_buffer"]], lr, momentum, decay, rate)
+        for member, size, length in zip(members, sizes, lengths, strict=True):
+            rate, buffer = local_rate(size, length, trust, member.decay), member.state["momentum_buffer"]
+            fused_sgd([member.weight], [member.gradient], [buffer], lr, momentum, member.decay, rate)
 
     def _update_plainly(self, group: Group, members: list[Member]) -> None:
         weights, gradients = [member.weight for member in members], [member.gradient for member in members]

@@ -31,6 +31,10 @@ static void add_squares(const REAL *restrict x, const REAL *restrict y, long siz
     }
 }
 
+/* Where the last block before `stop` begins. Updates go through a layer from its end to its start: of a layer that is
+   larger than the cache, the norms' pass has left the end there. */
+static long last_block(long stop) { return (stop - 1) / BLOCK * BLOCK; }
+
 /* rate = trust·‖w‖ ÷ (‖g‖ + decay·‖w‖);  v ← momentum·v + rate·(g + decay·w);  w ← w − lr·v */
 void lars(long layers, REAL **all_weights, REAL **all_gradients, REAL **all_buffers, const long *sizes,
           const double *decays, double lr, double momentum, double trust) {
@@ -42,9 +46,12 @@ void lars(long layers, REAL **all_weights, REAL **all_gradients, REAL **all_buff
         double length = sqrt(of_weights), slope = sqrt(of_gradients);
         const REAL rate = length && slope ? trust * length / (slope + decays[layer] * length) : 1;
         const REAL decay = decays[layer], keep = momentum, step = lr;
-        for (long i = 0; i < sizes[layer]; i++) {
-            buffer[i] = keep * buffer[i] + rate * (gradients[i] + decay * weights[i]);
-            weights[i] -= step * buffer[i];
+        for (long stop = sizes[layer], start; stop > 0; stop = start) {
+            start = last_block(stop);
+            for (long i = start; i < stop; i++) {
+                buffer[i] = keep * buffer[i] + rate * (gradients[i] + decay * weights[i]);
+                weights[i] -= step * buffer[i];
+            }
         }
     }
 }
@@ -79,7 +86,10 @@ void lamb(long layers, REAL **all_weights, REAL **all_gradients, REAL **all_mean
         }
         double ratio = of_weights && of_updates ? sqrt(of_weights) / sqrt(of_updates) : 1;
         const REAL step = lr * (ratio > largest ? largest : ratio);
-        for (long i = 0; i < size; i++)
-            weights[i] -= step * (means[i] * scale / (sqrt(squares[i]) * root_scale + small) + decay * weights[i]);
+        for (long stop = size, start; stop > 0; stop = start) {
+            start = last_block(stop);
+            for (long i = start; i < stop; i++)
+                weights[i] -= step * (means[i] * scale / (sqrt(squares[i]) * root_scale + small) + decay * weights[i]);
+        }
     }
 }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, overload
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
-from scalewise.optim.native import compiled
+from scalewise.optim.native import Layers, compiled
 from scalewise.optim.norms import Vector, kind
 
 BATCH = 1 << 19  # elements that are taken together on a CPU, if there are several layers in them
@@ -22,7 +24,8 @@ Tensors = list[Tensor] | tuple[Tensor, ...]
 Group = dict[str, Any]  # torch's parameter groups: the parameters and their options
 
 
-class Member(NamedTuple):
+@dataclass(slots=True)
+class Member:
     """A parameter that has a gradient, and what the optimizer keeps for it."""
 
     weight: Tensor
@@ -31,6 +34,50 @@ class Member(NamedTuple):
     vector: Vector | None  # the weight's memory, where torch's fused CPU kernels can be used
     adapts: bool
     decay: float
+    kept: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kept = list(self.state.values())
+
+    def stays(self, gradient: Tensor, state: dict[str, Tensor] | None) -> bool:
+        """Whether this step's gradient and the state lie as they did, so that they can be used in the same way."""
+        return (
+            state is self.state
+            and all(map(is_, state.values(), self.kept))
+            and self.vector is not None
+            and self.vector.fits(self.weight, gradient)
+        )
+
+
+class Plan:
+    """The parameters of a group, sorted by the way in which they are updated; kept as long as they lie as they did.
+
+    Sorting takes as long as the update of a small layer. What is checked in every step is what C relies on: sizes and
+    layouts. Addresses are asked for anew.
+    """
+
+    def __init__(self, group: Group, members: list[Member | None]) -> None:
+        self._options, self._members = _options(group), list(zip(group["params"], members, strict=True))
+        known = [member for member in members if member is not None]
+        plain = [member for member in known if member.vector is not None]
+        adapting = _by_dtype([member for member in plain if member.adapts])
+        self.adapting = [(same, Layers([m.weight.numel() for m in same], [m.decay for m in same])) for same in adapting]
+        self.plain = _alike([member for member in plain if not member.adapts])
+        self.together = _alike([member for member in known if member.vector is None])
+
+    def renew(self, group: Group, states: Mapping[Tensor, dict[str, Tensor]]) -> bool:
+        """Take this step's gradients; False where something else than their values and addresses has changed."""
+        if len(group["params"]) != len(self._members) or _options(group) != self._options:
+            return False
+        for weight, (known, member) in zip(group["params"], self._members, strict=True):
+            gradient = weight.grad
+            if weight is not known or (gradient is None) != (member is None):
+                return False
+            if member is not None:
+                if not member.stays(gradient, states.get(weight)):
+                    return False
+                member.gradient = gradient
+        return True
 
 
 class LayerWise(Optimizer, ABC):
@@ -47,12 +94,12 @@ class LayerWise(Optimizer, ABC):
             if not options[name] >= 0:
                 raise RecipeError(f"{name} must be at least 0, got {options[name]}; raise it")
         super().__init__(parameters, options)
-        self._vectors: dict[Tensor, Vector] = {}
+        self._plans: dict[int, Plan] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a state; views of memory are not part of one."""
         super().__setstate__(state)
-        self._vectors = {}
+        self._plans = {}
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -65,60 +112,51 @@ class LayerWise(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            members = self._members(group)
-            plain = [member for member in members if member.vector is not None]
-            for same in _by_dtype([member for member in plain if member.adapts]):
-                self._update_adapting(group, same)
-            for same in _alike([member for member in plain if not member.adapts]):
+        for number, group in enumerate(self.param_groups):
+            plan = self._plans.get(number)
+            if plan is None or not plan.renew(group, self.state):
+                plan = self._plans[number] = Plan(group, [self._member(group, weight) for weight in group["params"]])
+            for same, layers in plan.adapting:
+                self._update_adapting(group, same, layers)
+            for same in plan.plain:
                 self._update_plainly(group, same)
-            for same in _alike([member for member in members if member.vector is None]):
+            for same in plan.together:
                 self._update_together(group, same)
         return loss
 
-    def _update_adapting(self, group: Group, members: list[Member]) -> None:
+    def _update_adapting(self, group: Group, members: list[Member], layers: Layers) -> None:
         """Update parameters of one dtype that adapt, in C or, where there is no compiler, with torch's kernels."""
         library = compiled(members[0].weight.dtype)
         if library is not None:
-            self._update_natively(library, group, members)
+            self._update_natively(library, group, members, layers)
             return
         for batch in _batches(members):
             self._update_batch(group, batch)
 
-    def _members(self, group: Group) -> list[Member]:
-        """The parameters that have a gradient; on the path of every step, so it does little for each."""
-        members = []
-        decay, adapt, adapt_vectors = group["weight_decay"], group["adapt"], group["adapt_vectors"]
-        for weight in group["params"]:
-            gradient = weight.grad
-            if gradient is None:
-                continue
-            if gradient.is_sparse:
-                raise RecipeError(
-                    f"{type(self).__name__} needs dense gradients, got a sparse one; build the layer with sparse=False"
-                )
-            state = self.state[weight]
-            if not state:
-                state.update(self._new_state(weight))
-            vector = self._vectors.get(weight)
-            if vector is None or not vector.fits(weight, gradient):
-                vector = self._find_vector(weight, [gradient, *state.values()])
-            counts = adapt_vectors or weight.ndim >= 2
-            members.append(Member(weight, gradient, state, vector, counts and adapt, decay if counts else 0.0))
-        return members
-
-    def _find_vector(self, weight: Tensor, others: list[Tensor]) -> Vector | None:
-        if not _is_plain(weight, [other for other in others if other.shape == weight.shape]):
+    def _member(self, group: Group, weight: Tensor) -> Member | None:
+        """A parameter with what is kept for it; None where it has no gradient."""
+        gradient = weight.grad
+        if gradient is None:
             return None
-        self._vectors[weight] = Vector(weight)
-        return self._vectors[weight]
+        if gradient.is_sparse:
+            raise RecipeError(
+                f"{type(self).__name__} needs dense gradients, got a sparse one; build the layer with sparse=False"
+            )
+        state = self.state[weight]
+        if not state:
+            state.update(self._new_state(weight))
+        others = [other for other in (gradient, *state.values()) if other.shape == weight.shape]
+        vector = Vector(weight) if _is_plain(weight, others) else None
+        decay, adapt, adapt_vectors = _options(group)
+        counts = adapt_vectors or weight.ndim >= 2
+        return Member(weight, gradient, state, vector, counts and adapt, decay if counts else 0.0)
 
     @abstractmethod
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         """What is kept for a parameter, before its first step."""
 
     @abstractmethod
-    def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member]) -> None:
+    def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member], layers: Layers) -> None:
         """Update parameters of one dtype that adapt, in C."""
 
     @abstractmethod
@@ -132,6 +170,11 @@ class LayerWise(Optimizer, ABC):
     @abstractmethod
     def _update_together(self, group: Group, members: list[Member]) -> None:
         """Update parameters of one kind with foreach kernels, on any device."""
+
+
+def _options(group: Group) -> tuple[float, bool, bool]:
+    """What decides how a parameter is updated."""
+    return group["weight_decay"], group["adapt"], group["adapt_vectors"]
 
 
 def _batches(members: list[Member]) -> Iterator[list[Member]]:

@@ -49,21 +49,29 @@ def compiled(dtype: torch.dtype) -> ctypes.CDLL | None:
 
 
 class Layers:
-    """The memory of some layers as C sees it: weights, gradients and state, each layer's size and its decay."""
+    """Some layers as C sees them: each one's size and decay, and in each step where its memory is."""
 
-    def __init__(self, roles: Sequence[Sequence[Tensor]], decays: Sequence[float]) -> None:
-        self._count = len(decays)
-        self._changing = [tensor for number, tensors in enumerate(roles) if number != GRADIENTS for tensor in tensors]
-        addresses = ctypes.c_void_p * self._count
-        self._roles = [addresses(*[tensor.data_ptr() for tensor in tensors]) for tensors in roles]
-        self._sizes = (ctypes.c_long * self._count)(*[tensor.numel() for tensor in roles[0]])
-        self._decays = doubles(decays)
+    def __init__(self, sizes: Sequence[int], decays: Sequence[float]) -> None:
+        self._elements, self._addresses = sum(sizes), ctypes.c_void_p * len(sizes)
+        self._sizes, self._decays = (ctypes.c_long * len(sizes))(*sizes), doubles(decays)
 
     def call(
-        self, function: ctypes._NamedFuncPointer, per_layer: Sequence[ctypes.Array[ctypes.c_double]], *numbers: float
+        self,
+        function: ctypes._NamedFuncPointer,
+        roles: Sequence[Sequence[Tensor]],
+        per_layer: Sequence[ctypes.Array[ctypes.c_double]],
+        *numbers: float,
     ) -> None:
-        """Update all layers, on as many threads as torch has where that pays."""
-        arrays: list[ctypes.Array[Any]] = [*self._roles, self._sizes, self._decays, *per_layer]
+        """Update all layers, on as many threads as torch has where that pays.
+
+        Arguments:
+            function: the compiled rule.
+            roles: weights, gradients and what else the rule reads and writes, each of every layer.
+            per_layer: more numbers of every layer.
+            numbers: those of the rule.
+        """
+        addresses = [self._addresses(*[tensor.data_ptr() for tensor in tensors]) for tensors in roles]
+        arrays: list[ctypes.Array[Any]] = [*addresses, self._sizes, self._decays, *per_layer]
         values = [ctypes.c_double(number) for number in numbers]
 
         def update(first: int, last: int) -> None:
@@ -77,12 +85,16 @@ class Layers:
         update(*shares[0])
         for helper in helpers:
             helper.join()
-        increment_version(self._changing)  # so that autograd notices
+        for number, tensors in enumerate(roles):
+            if number != GRADIENTS:
+                increment_version(tensors)  # so that autograd notices
 
     def _shares(self) -> list[tuple[int, int]]:
         """Neighbouring layers for each thread, about as many elements for one as for another."""
-        total = sum(self._sizes)
+        total = self._elements
         threads = max(1, min(torch.get_num_threads(), total // ELEMENTS_PER_THREAD))
+        if threads == 1:
+            return [(0, len(self._sizes))]
         shares: list[tuple[int, int]] = []
         first = elements = 0
         for layer, size in enumerate(self._sizes):
