@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -148,12 +149,19 @@ def test_the_layers_that_are_shown_are_the_noisiest():
 @pytest.mark.parametrize(("critical", "word"), [(200, "they disagree"), (1400, "they agree")])
 def test_cheap_and_direct_are_shown_together(critical, word):
     steps = {batch: 50 * (1 + critical / batch) * (1.02 if batch == 128 else 1) for batch in (32, 64, 128, 256, 512)}
-    rungs = [Rung(batch, 1, batch, 0.1, {0.1: Tried(count, 1, 1)}, [count]) for batch, count in steps.items()]
+    rungs = [
+        Rung(batch, 1, batch, 0.1, {0.1: Tried(count, 1, 1)}, [0.9 * count, count, 1.1 * count])
+        for batch, count in steps.items()
+    ]
     law = fit_law(steps.items())
-    report = SweepReport(0.123, 1, rungs, law, held_out_one_by_one([*steps.items()]), ["a doubt about one of them"])
+    report = SweepReport(0.123, 3, rungs, law, held_out_one_by_one([*steps.items()]), ["a doubt about one of them"])
     found = measurement(verified=report)
     shown = rendered(view.screen(found, 90), width=90)
-    assert "steps to validation loss 0.123, median of 1 seed" in shown
+    assert "steps to validation loss 0.123, median of seeds and its standard error" in shown
+    (row,) = [line.split() for line in shown.splitlines() if re.match(r"\s*128 ", line) and "±" in line]
+    assert row[2] == "3"
+    assert row[4:6] == ["±", "7%"]  # 1.25 · 0.1 ÷ √3
+    assert row[-2] == "(-2%)"  # without it the others lie on the law
     assert f"cheap and direct: {word}" in shown
     assert "a doubt about one of them" in shown
     assert f"critical batch ≈ {view.rough(law.critical.value)} by sweep;" in " ".join(shown.split())

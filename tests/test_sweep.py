@@ -6,8 +6,10 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 import signal
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +22,16 @@ from scalewise.measure.critical import rates
 from scalewise.measure.critical.branch import BranchReport, Plan, branch, largest_harmless, single, tolerance
 from scalewise.measure.critical.curves import Point, crossing, evaluation_steps
 from scalewise.measure.critical.laboratory import Laboratory
-from scalewise.measure.critical.sweep import at_global_batch, constant_rate, default_ladder, sweep, training_samples
+from scalewise.measure.critical.sweep import (
+    MEDIAN_ERROR,
+    at_global_batch,
+    constant_rate,
+    default_ladder,
+    fitting_seeds,
+    median_error,
+    sweep,
+    training_samples,
+)
 from scalewise.measure.critical.trials import Trial, follow, stored
 from scalewise.recipe import Recipe
 
@@ -102,6 +113,7 @@ def swept(tmp_path_factory):
         folder=folder,
         target=0.6,
         seeds=1,
+        most_seeds=1,
         tuning_seeds=1,
         global_batches=[8, 16, 24, 32],
         notify=lines.append,
@@ -132,9 +144,63 @@ def test_a_repeated_sweep_reads_its_trials(swept, monkeypatch):
     task = sw.load_task("digits")
     monkeypatch.setattr(Training, "records", None)  # nothing is trained
     again = sweep(
-        task, task.recipe, jobs=1, folder=folder, target=0.6, seeds=1, tuning_seeds=1, global_batches=[8, 16, 24, 32]
+        task,
+        task.recipe,
+        jobs=1,
+        folder=folder,
+        target=0.6,
+        seeds=1,
+        most_seeds=1,
+        tuning_seeds=1,
+        global_batches=[8, 16, 24, 32],
     )
     assert again == report
+
+
+def test_seeds_are_added_until_the_median_is_known(swept, tmp_path):
+    report, folder, _ = swept
+    shutil.copytree(folder, tmp_path / "more")
+    task = sw.load_task("digits")
+    more = sweep(
+        task,
+        task.recipe,
+        jobs=1,
+        folder=tmp_path / "more",
+        target=0.6,
+        seeds=2,
+        most_seeds=7,
+        tuning_seeds=1,
+        global_batches=[8, 16, 24],
+    )
+    for rung, before in zip(more.rungs, report.rungs, strict=False):
+        assert rung.lr == before.lr
+        assert rung.steps[0] == before.steps[0]  # what was trained stays
+        assert len(rung.steps) == 7 or (2 <= len(rung.steps) < 7 and rung.median_error <= MEDIAN_ERROR)
+    assert any(len(rung.steps) > 2 for rung in more.rungs)
+    poor = [rung for rung in more.rungs if rung.median_error > 0.05]
+    assert len([note for note in more.notes if "--most-seeds" in note]) == len(poor)
+
+
+@pytest.mark.parametrize("scatter", [0.05, 0.1, 0.2])
+def test_the_error_of_a_median_is_that_of_repeated_experiments(scatter):
+    generator = np.random.Generator(np.random.PCG64(0))
+    draws = 40 * np.exp(scatter * generator.standard_normal((4000, 31)))
+    seen = np.log(np.median(draws, axis=1)).std()
+    said = np.mean([median_error(list(row)) for row in draws])
+    assert said == pytest.approx(seen, rel=0.05)
+
+
+def test_added_seeds_bring_the_error_to_where_it_should_be():
+    generator = np.random.Generator(np.random.PCG64(0))
+    for scatter, expected in ((0.02, 5), (0.1, 17), (0.2, 70)):  # (1.25 · scatter ÷ 0.03)²
+        counts = []
+        for _ in range(200):
+            steps = list(40 * np.exp(scatter * generator.standard_normal(5)))
+            while (wanted := fitting_seeds(steps)) > len(steps):
+                steps += list(40 * np.exp(scatter * generator.standard_normal(wanted - len(steps))))
+            assert median_error(steps) <= MEDIAN_ERROR
+            counts.append(len(steps))
+        assert np.median(counts) == pytest.approx(expected, rel=0.15)
 
 
 def test_a_folder_of_another_recipe_is_refused(swept):
@@ -150,7 +216,15 @@ def test_a_target_never_reached_says_the_best_loss(tmp_path):
     short = task.recipe.replace(epochs=0.5)
     with pytest.raises(TargetMissed, match=r"0\.001 .* best loss of any trial was [0-9.]+") as caught:
         sweep(
-            task, short, jobs=1, folder=tmp_path, target=0.001, seeds=1, tuning_seeds=1, global_batches=[64, 128, 256]
+            task,
+            short,
+            jobs=1,
+            folder=tmp_path,
+            target=0.001,
+            seeds=1,
+            most_seeds=1,
+            tuning_seeds=1,
+            global_batches=[64, 128, 256],
         )
     assert caught.value.exit_code == 3
 

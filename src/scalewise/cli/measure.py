@@ -51,6 +51,7 @@ def measure(
     verify: Verify | None = None,
     target: float | None = None,
     seeds: int | None = None,
+    most_seeds: int | None = None,
     sharpness: Annotated[bool, Parameter(negative=())] = False,
     weights: Path | None = None,
     between: tuple[Path, Path] | None = None,
@@ -88,7 +89,10 @@ def measure(
     target: float | None
         The validation loss that a sweep trains to; by default one that the recipe reaches.
     seeds: int | None
-        Runs of --verify at each global batch; by default 5 of a sweep, 3 of branches.
+        Runs of --verify at each global batch; by default 3 of branches, 5 of a sweep, which adds as many as it takes to
+        know the median of their steps to 3 %.
+    most_seeds: int | None
+        Runs of a sweep at each global batch at most; by default 64.
     sharpness: bool
         Measure how sharp the minimum is (Keskar et al. 2017), in the full space and in a random subspace.
     weights: Path | None
@@ -129,6 +133,7 @@ def measure(
         verify=verify,
         target=target,
         seeds=seeds,
+        most_seeds=most_seeds,
         memory=None if memory is None else parse_bytes(memory),
         processes=processes,
         sharpness=sharpness,

@@ -240,16 +240,24 @@ def _verification(found: Measurement) -> list[RenderableType]:
 
 
 def sweep_table(report: SweepReport) -> Table:
-    """Steps to the target by global batch, beside the law through them."""
-    title = f"steps to validation loss {number(report.target)}, median of {_seeds(report.seeds)}"
-    table = small_table(title, "global batch", "learning rate", "steps", "by the law", "samples")
+    """Steps to the target by global batch, beside the law through them and what it says of each from the others."""
+    title = f"steps to validation loss {number(report.target)}, median of seeds and its standard error"
+    table = small_table(title, "global batch", "learning rate", "seeds", "steps", "law", "left out", "samples")
+    table.caption, table.caption_justify = (
+        "left out: what the law says from the other global batches, and its error",
+        "left",
+    )
+    held_out = {row.global_batch: row for row in report.held_out}
     for rung in report.rungs:
-        law = report.law.steps_at(rung.global_batch).value
+        law, row = report.law.steps_at(rung.global_batch).value, held_out.get(rung.global_batch)
+        error = f" ± {rung.median_error:.0%}" if math.isfinite(rung.median_error) else ""
         table.add_row(
             f"{rung.global_batch:,}",
             number(rung.lr),
-            rough(rung.median_steps),
+            str(len(rung.steps)),
+            f"{rough(rung.median_steps)}{error}",
             "" if law is None else rough(law),
+            "" if row is None or row.predicted.value is None else f"{rough(row.predicted.value)} ({row.error:+.0%})",
             rough(rung.median_steps * rung.global_batch),
         )
     return table
@@ -334,7 +342,7 @@ def how(found: Measurement) -> RenderableType:
         "memory": _how_memory(found),
         "throughput": _how_throughput(found),
         "noise": _how_noise(found),
-        "verify": "" if found.verified is None else f"trained at each global batch, {_seeds(found.verified.seeds)}",
+        "verify": _how_verified(found),
         "landscape": ""
         if found.line is None
         else f"{found.line.samples:,} samples, batch norm recomputed at each point",
@@ -347,6 +355,17 @@ def how(found: Measurement) -> RenderableType:
     for part, taken in found.seconds.items():
         table.add_row(part, seconds(taken), notes[part])
     return table
+
+
+def _how_verified(found: Measurement) -> str:
+    if found.verified is None:
+        return ""
+    from scalewise.measure.critical.branch import BranchReport
+
+    report = found.verified
+    counts = [report.seeds] if isinstance(report, BranchReport) else [len(rung.steps) for rung in report.rungs]
+    fewest, most = min(counts), max(counts)
+    return f"trained at each global batch, {_seeds(most) if fewest == most else f'{fewest} to {_seeds(most)}'}"
 
 
 def _seeds(count: int) -> str:

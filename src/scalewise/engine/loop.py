@@ -27,6 +27,7 @@ from scalewise.engine.pace import Pace, Progress
 from scalewise.engine.placement import Placement, available_cores, check_processes, check_recipe, loader_processes
 from scalewise.engine.pulse import PULSE, Beat
 from scalewise.engine.samples import Samples, check_finite, hold_out, open_samples
+from scalewise.engine.statistics import SAMPLES as STATISTICS_SAMPLES
 from scalewise.engine.statistics import recomputed, recomputes
 from scalewise.engine.strategies.protocol import Setup, StepNumbers, Strategy
 from scalewise.engine.workers import numbers_tensor
@@ -98,6 +99,7 @@ class Training:
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         self.final: dict[str, Tensor] = {}  # once training has ended: the model to use, with its right statistics
+        self.statistics_samples = STATISTICS_SAMPLES  # at most, where batch norm is recomputed for an evaluation
         self.signal = 0  # set it to the number of a signal to stop after the step, on all processes alike
         self.interrupted = 0  # the signal for which training has stopped
         self.ended = False  # whether the last step is taken, recorded and stored
@@ -343,7 +345,8 @@ class Training:
         """The context in which batch-norm statistics are those to evaluate with."""
         if not recomputes(self.recipe, model, self.progress.step):
             return nullcontext()
-        return recomputed(self.task, self.recipe, model, self.samples, self._loaders, self.team.device)
+        source = self.samples, self._loaders, self.team.device
+        return recomputed(self.task, self.recipe, model, *source, self.statistics_samples)
 
     @property
     def _loaders(self) -> int:

@@ -38,9 +38,15 @@ def recomputes(recipe: Recipe, model: PlacedModel, steps: int) -> bool:
 
 @contextmanager
 def recomputed(
-    task: Task, recipe: Recipe, model: PlacedModel, samples: Samples, loaders: int, device: torch.device
+    task: Task,
+    recipe: Recipe,
+    model: PlacedModel,
+    samples: Samples,
+    loaders: int,
+    device: torch.device,
+    most: int = SAMPLES,
 ) -> Iterator[None]:
-    """The statistics of the present weights over some training samples, in place of running averages.
+    """The statistics of the present weights over at most so many training samples, in place of running averages.
 
     Every process computes the same ones. The mean over groups of the shape that training has, each counting alike.
     """
@@ -50,7 +56,7 @@ def recomputed(
         for norm in norms:
             norm.momentum = None  # torch then takes the plain mean over all groups seen since the reset
             norm.reset_running_stats()
-        _pass_samples(task, recipe, model, norms, samples, loaders, device)
+        _pass_samples(task, recipe, model, norms, samples, loaders, device, most)
         for norm, (_, buffers) in zip(norms, kept, strict=True):
             if not norm.num_batches_tracked:  # evaluation does not come here, as to a head that only training uses
                 _copy(norm, buffers)
@@ -75,9 +81,10 @@ def _pass_samples(
     samples: Samples,
     loaders: int,
     device: torch.device,
+    most: int,
 ) -> None:
     size = recipe.rows * -(-SMALLEST_BATCH // recipe.rows)
-    count = max(1, min(SAMPLES, len(samples)) // size)
+    count = max(1, min(most, len(samples)) // size)
     stream = streams.SampleStream(len(samples), recipe.seed)
     requests = (stream.take(number * size, (number + 1) * size) for number in range(count))
     model.module.eval()

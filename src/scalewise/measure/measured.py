@@ -15,8 +15,8 @@ from scalewise.engine.shortage import is_shortage, tells_of_shortage
 from scalewise.errors import RunFolderError, ScalewiseError, TargetMissed, TooLittleMemory
 from scalewise.measure.critical.branch import SEEDS as BRANCH_SEEDS
 from scalewise.measure.critical.branch import BranchReport, branch
+from scalewise.measure.critical.sweep import MOST_SEEDS, SweepReport, sweep
 from scalewise.measure.critical.sweep import SEEDS as SWEEP_SEEDS
-from scalewise.measure.critical.sweep import SweepReport, sweep
 from scalewise.measure.measurement import Measurement, Minimum
 from scalewise.measure.memory.largest import largest_worker_batch
 from scalewise.measure.minima.landscape import line, plane
@@ -133,8 +133,9 @@ def _verified(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: 
     if wanted.verify == "branch":
         seeds = wanted.seeds or BRANCH_SEEDS
         return branch(task, recipe, folder=place, seeds=seeds, notify=notify)
-    seeds = wanted.seeds or SWEEP_SEEDS
-    return sweep(task, recipe, folder=place, target=wanted.target, seeds=seeds, notify=notify)
+    most = wanted.most_seeds or max(MOST_SEEDS, wanted.seeds or 0)
+    seeds = wanted.seeds or min(SWEEP_SEEDS, most)
+    return sweep(task, recipe, folder=place, target=wanted.target, seeds=seeds, most_seeds=most, notify=notify)
 
 
 def _of_this_task(found: StoredWeights, run: RunRecipe) -> StoredWeights:

@@ -25,7 +25,8 @@ class Wanted:
         layers: also the noise scale of every layer.
         verify: how the critical batch is measured by training as well.
         target: the validation loss that a sweep trains to.
-        seeds: runs of `verify` at each global batch.
+        seeds: runs of `verify` at each global batch; of a sweep at least.
+        most_seeds: runs of a sweep at each global batch at most.
         memory: bytes that the largest worker batch may take; None for what is free.
         processes: that share the memory.
         sharpness: of `weights`, of the runs of `between`, or of a run that is trained for it.
@@ -41,6 +42,7 @@ class Wanted:
     verify: Verify | None = None
     target: float | None = None
     seeds: int | None = None
+    most_seeds: int | None = None
     memory: int | None = None
     processes: int | None = None
     sharpness: bool = False
@@ -51,7 +53,8 @@ class Wanted:
     device: DeviceName = "auto"
 
     def __post_init__(self) -> None:
-        for name, count in (("seeds", self.seeds), ("processes", self.processes), ("samples", self.samples)):
+        counts = {"seeds": self.seeds, "most-seeds": self.most_seeds, "processes": self.processes}
+        for name, count in (counts | {"samples": self.samples}).items():
             if count is not None and count < 1:
                 raise UsageError(f"--{name} must be at least 1, got {count}")
         self._check_parts()
@@ -77,6 +80,10 @@ class Wanted:
             raise UsageError(f"--target is the loss that a sweep trains to, got {self.target:g}; add --verify sweep")
         if self.seeds is not None and self.verify is None:
             raise UsageError(f"--seeds are the runs of --verify, got {self.seeds}; add --verify sweep or branch")
+        if self.most_seeds is not None and self.verify != "sweep":
+            raise UsageError(f"--most-seeds bounds the runs of a sweep, got {self.most_seeds}; add --verify sweep")
+        if self.most_seeds is not None and self.most_seeds < (self.seeds or 1):
+            raise UsageError(f"--most-seeds must be at least --seeds, {self.seeds}, got {self.most_seeds}; raise it")
         if self.verify is not None and "noise" in self.skip:
             raise UsageError(f"--verify {self.verify} checks the noise scale, got --skip noise too; drop one of them")
 

@@ -29,6 +29,7 @@ from scalewise.records import Step, write_atomically
 from scalewise.tasks.task import Task
 
 VALIDATION_SAMPLES = 2048  # at most: a fixed choice of them, the same for every trial, so its noise is common to all
+STATISTICS_SAMPLES = 1024  # for batch norm in each of many evaluations; a training's own take four times as many
 SAVE_SECONDS = 60.0  # a trial that is killed loses at most that
 
 Ended = Literal["target", "budget", "diverged"]
@@ -88,6 +89,7 @@ def follow(task: Task, trial: Trial, folder: Path, stop: Stop) -> Curve:
     place = folder / trial.name
     with Training(task, trial.recipe, Placement(noise=False), pause_every=1, hold_out=True, alone=True) as training:
         training.validation = _some(training.validation)
+        training.statistics_samples = STATISTICS_SAMPLES
         points = _begin(training, trial, folder)
         stop.training, training.signal = training, stop.signal
         try:
