@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import scalewise as sw
 from scalewise.errors import UsageError
 from scalewise.noise import NoiseEstimate, NoiseScale, ratio_of_means, signal_and_noise, weighted_mean
+from scalewise.noise.interval import Scatter
 from scalewise.noise.precondition import preconditioner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -61,13 +62,50 @@ def test_without_replacement_is_corrected():
 
 
 @pytest.mark.parametrize(
-    "setting", [Setting(2, 2, 1.0, 50), Setting(2, 200, 20.0, 50), Setting(8, 10, 1.0, 50), Setting(8, 200, 0.05, 50)]
+    "setting",
+    [
+        Setting(2, 2, 1.0, 50),
+        Setting(2, 200, 20.0, 50),
+        Setting(8, 10, 1.0, 50),
+        Setting(8, 200, 0.05, 50),
+        Setting(8, 2, 20.0, 100),
+        Setting(4, 50, 300.0, 100),  # |G|² is hardly to be told from 0, and not at all
+    ],
 )
 def test_the_interval_covers_the_truth(setting):
     """All settings, each 1,000 times, are in benchmarks/noise.py."""
     random = np.random.default_rng(2)
     found = coverage([frozen(setting, random) for _ in range(1000)])
     assert 0.93 <= found.covered <= 0.97
+
+
+@pytest.mark.parametrize(
+    ("measured", "low", "high"),
+    [
+        (-3.0, None, 0.42),
+        (-2.0, None, 0.62),
+        (0.0, None, 1.96),
+        (1.0, None, 2.96),
+        (2.0, 0.35, 3.96),
+        (4.0, 2.04, 5.96),
+    ],
+)
+def test_a_bottom_that_cannot_be_negative_has_the_published_interval(measured, low, high):
+    """A Gaussian mean with a bound at 0, 95 %: Feldman and Cousins 1998, table X."""
+    seen = Scatter(steps=100, top=1.0, bottom=measured, top_top=0.0, top_bottom=0.0, bottom_bottom=1.0, freedom=1e9)
+    found = seen.interval()
+    assert 1 / found.low == pytest.approx(high, abs=0.006)
+    assert (found.high and 1 / found.high) == (None if low is None else pytest.approx(low, abs=0.006))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_an_interval_does_not_depend_on_the_unit(scale):
+    random = np.random.default_rng(6)
+    for signal in (0.05, 0.2, 0.4, 2.0):
+        top, bottom = 10 + random.standard_normal(64), signal + random.standard_normal(64)
+        one, other = ratio_of_means(top, bottom), ratio_of_means(scale * top, bottom)
+        assert other.low == pytest.approx(scale * one.low, rel=1e-6)
+        assert (other.high and other.high / scale) == (one.high and pytest.approx(one.high, rel=1e-6))
 
 
 @pytest.mark.parametrize("setting", [Quadratic(), Quadratic(groups=2, deviation=8.0)])

@@ -80,7 +80,7 @@ def _more_steps(seen: Scatter, least: int) -> int | None:
     """How many steps are missing, if they go on as before; None where that is too far off to be said."""
 
     def enough(times: float) -> bool:
-        return seen.interval(times, LEAST_SIGNAL).within(ENOUGH_RATIO)
+        return seen.fieller(times, LEAST_SIGNAL).within(ENOUGH_RATIO)
 
     times = 1.0 if enough(1.0) else smallest(enough, 1.0, MOST_TIMES)
     if times is None:

@@ -6,18 +6,28 @@ scatter among neighbouring steps, in short blocks in which the expectation hardl
 
 With a and b the two series, the interval is the set of ratios r at which the mean of a − r·b cannot be told from 0
 (Fieller 1954); it is unbounded when that of b cannot.
+
+That of b is a square, never below 0. Where it is hardly to be told from 0, two tails of 2.5 % cover 97.5 %: a mean of b
+far below 0 excludes every ratio, which nobody believes. There the tails are shared out by likelihood (Feldman and
+Cousins 1998), as for any mean that has a bound: to a ratio belong the outcomes that it explains best, beside the best
+that the bound allows. If μ is what b should be, in standard errors, they reach from μ − (μ² + d²) ÷ 2μ to μ + d, with d
+such that they are 95 %. From μ = 1.96 = d on this is Fieller's interval again.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.optimize import brentq
+from scipy.special import stdtr, stdtrit
 
 BLOCK_STEPS = 8
+COVERED = 0.95
+TINY, FARTHEST = 1e-12, 1e9
 
 
 @dataclass(frozen=True)
@@ -44,21 +54,96 @@ class Scatter:
     bottom_bottom: float
     freedom: float
 
-    def interval(self, more: float = 1.0, least_signal: float = -math.inf) -> Interval:
-        """The interval, or about what it would be after `more` times as many steps of the same kind.
+    def interval(self) -> Interval:
+        """The interval."""
+        found = self.fieller()
+        if self.top <= 0 or self.bottom_bottom <= 0:
+            return found
+        if found.high is not None and self._standing(1 / found.high)[1] >= _both_tails(self.freedom):
+            return found
+        return Interval(self._low(), self._high())
+
+    def fieller(self, more: float = 1.0, least_signal: float = -math.inf) -> Interval:
+        """The interval of equal tails, or about what it would be after `more` times as many steps of the same kind.
 
         Arguments:
             more: as many times the steps.
             least_signal: what the mean of the bottom counts as at least, in its present standard errors.
         """
         bottom = max(self.bottom, least_signal * math.sqrt(self.bottom_bottom))
-        square = float(stdtrit(self.freedom * more, 0.975)) ** 2 / more
+        square = _both_tails(self.freedom * more) ** 2 / more
         a = bottom**2 - square * self.bottom_bottom
         b = self.top * bottom - square * self.top_bottom
         c = self.top**2 - square * self.top_top
         spread = math.sqrt(max(b * b - a * c, 0.0))
         low = c / (b + spread) if c > 0 and b + spread > 0 else 0.0  # the smaller root, written so that a may be 0
         return Interval(low, (b + spread) / a if bottom > 0 and a > 0 else None)
+
+    def _high(self) -> float | None:
+        """The largest ratio to which the bottom is not too large."""
+
+        def excess(inverse: float) -> float:
+            deviation, mean = self._standing(inverse)
+            return deviation - reach(mean, self.freedom)[0]
+
+        if excess(0.0) <= 0:
+            return None
+        return 1 / _root(excess, 0.0, self.bottom / self.top)
+
+    def _low(self) -> float:
+        """The smallest ratio to which the bottom is not too small."""
+
+        def excess(inverse: float) -> float:
+            deviation, mean = self._standing(inverse)
+            return deviation + reach(mean, self.freedom)[1]
+
+        inside = max(self.bottom, math.sqrt(self.bottom_bottom)) / self.top
+        while excess(inside) <= 0:
+            inside /= 2
+        outside = 2 * inside
+        while excess(outside) > 0:
+            outside *= 2
+            if outside > FARTHEST * inside:  # the top is hardly to be told from 0 either
+                return 0.0
+        return 1 / _root(excess, inside, outside)
+
+    def _standing(self, inverse: float) -> tuple[float, float]:
+        """If the ratio is 1 ÷ inverse: how far the bottom lies above its mean, and that mean, in standard errors."""
+        variance = self.bottom_bottom - 2 * inverse * self.top_bottom + inverse**2 * self.top_top
+        error = math.sqrt(max(variance, TINY * self.bottom_bottom))
+        return (self.bottom - inverse * self.top) / error, inverse * self.top / error
+
+
+def reach(mean: float, freedom: float) -> tuple[float, float]:
+    """How far above and how far below a mean that cannot be negative its outcomes lie, all in standard errors.
+
+    >>> above, below = reach(mean=1.0, freedom=1e9)
+    >>> round(above, 2), round(below, 2)
+    (1.82, 2.16)
+    """
+    both = _both_tails(freedom)
+    if mean >= both:
+        return both, both
+    one = float(stdtrit(freedom, COVERED))
+    if mean <= 0:
+        return one, math.inf
+
+    def below(above: float) -> float:
+        return (mean**2 + above**2) / (2 * mean)
+
+    def excess(above: float) -> float:
+        return float(stdtr(freedom, above) - stdtr(freedom, -below(above))) - COVERED
+
+    above = one if excess(one) >= 0 else float(brentq(excess, one, both, xtol=1e-6))
+    return above, below(above)
+
+
+def _both_tails(freedom: float) -> float:
+    return float(stdtrit(freedom, 0.5 + COVERED / 2))
+
+
+def _root(function: Callable[[float], float], start: float, stop: float) -> float:
+    return float(brentq(function, start, stop, xtol=TINY * stop, rtol=1e-9))
 
 
 def scatter(top: np.ndarray, bottom: np.ndarray, block: int = BLOCK_STEPS) -> Scatter:
