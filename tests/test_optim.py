@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+import weakref
 from collections import defaultdict
 from pathlib import Path
 
@@ -399,6 +400,21 @@ def test_what_is_kept_from_step_to_step_is_never_stale(name, event):
 
     for kept, fresh in zip(after(forgets=False), after(forgets=True), strict=True):
         assert torch.equal(kept, fresh)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_gradients_are_freed_when_the_caller_lets_go_of_them(name, path, monkeypatch):
+    take(path, monkeypatch)
+    weights = [torch.ones(40, 30, requires_grad=True), torch.ones(7, requires_grad=True)]
+    optimizer = OPTIMIZERS[name](weights, recipe(name))
+    for _ in range(2):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        held = [weakref.ref(weight.grad) for weight in weights]
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(gradient() is None for gradient in held)
 
 
 @pytest.mark.parametrize("words", ["false", "nothing-of-this-name"])

@@ -79,6 +79,12 @@ class Plan:
                 member.gradient = gradient
         return True
 
+    def release(self) -> None:
+        """Let go of the gradients, so that they are freed when the caller sets them to None."""
+        for _, member in self._members:
+            if member is not None:
+                del member.gradient
+
 
 class LayerWise(Optimizer, ABC):
     """An optimizer whose step length is chosen per parameter, from norms.
@@ -122,6 +128,7 @@ class LayerWise(Optimizer, ABC):
                 self._update_plainly(group, same)
             for same in plan.together:
                 self._update_together(group, same)
+            plan.release()
         return loss
 
     def _update_adapting(self, group: Group, members: list[Member], layers: Layers) -> None:

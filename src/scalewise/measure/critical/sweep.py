@@ -5,7 +5,6 @@ seeds are trained at the chosen rate, and the law S = S_min · (1 + B_crit ÷ B)
 
 - Seeds are added until the median is known well enough. On digits steps scatter by 20 % from seed to seed, and of six
   global batches left out of the law one or more were 15 % off in five sweeps of six with five seeds, in one with 40.
-
 - The rate is constant. Under a schedule that decays, the steps to a loss depend on the length the schedule was planned
   for, which would have to be tuned for each global batch too (Shallue et al. 2019). At a constant rate every prefix of
   a run is a run in its own right, so one run tells where it first reaches the loss.
