@@ -61,8 +61,8 @@ def test_noise_is_averaged_before_the_crossing():
 def test_evaluations_are_dense_where_the_target_is_expected():
     steps = evaluation_steps(expected=1000, last=1500)
     assert steps[-1] == 1500
-    assert len(steps) < 40
-    assert all(later / earlier <= 1.11 for earlier, later in itertools.pairwise(steps) if earlier >= 250)
+    assert len(steps) < 60
+    assert all(later / earlier <= 1.06 for earlier, later in itertools.pairwise(steps) if earlier >= 250)
 
 
 def test_the_rate_is_found_between_and_beyond_those_tried():
@@ -172,9 +172,9 @@ def test_seeds_are_added_until_the_median_is_known(swept, tmp_path):
         tuning_seeds=1,
         global_batches=[8, 16, 24],
     )
-    for rung, before in zip(more.rungs, report.rungs, strict=False):
-        assert rung.lr == before.lr
-        assert rung.steps[0] == before.steps[0]  # what was trained stays
+    first, before = more.rungs[0], report.rungs[0]
+    assert (first.lr, first.steps[0]) == (before.lr, before.steps[0])  # what was trained stays
+    for rung in more.rungs:
         assert len(rung.steps) == 7 or (2 <= len(rung.steps) < 7 and rung.median_error <= MEDIAN_ERROR)
     assert any(len(rung.steps) > 2 for rung in more.rungs)
     poor = [rung for rung in more.rungs if rung.median_error > 0.05]

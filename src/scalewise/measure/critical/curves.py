@@ -10,7 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DENSE_RATIO = 1.1  # between neighbouring evaluations where the target is expected
+# Between neighbouring evaluations where the target is expected. With 1.1, the same 40 curves of digits crossed at 34.3
+# or at 37.4 steps depending on which steps were looked at: an error of a whole global batch that no seeds take away.
+DENSE_RATIO = 1.05
 SPARSE_RATIO = 1.5  # and before
 DENSE_FROM = 0.25  # of the expected steps
 WINDOW = 1.25  # ratio of the last to the first step that are averaged

@@ -351,7 +351,7 @@ def fitting_seeds(steps: Sequence[float | None]) -> int:
     """How many seeds bring the error of the median down; at most twice as many as there are, whose scatter is a guess.
 
     >>> fitting_seeds([100.0, 101.0, 99.0]), fitting_seeds([90.0, 100.0, 110.0, 95.0, 105.0])
-    (3, 11)
+    (3, 10)
     >>> fitting_seeds([50.0]), fitting_seeds([50.0, None]), fitting_seeds([None])  # where none arrives none will
     (2, 4, 1)
     """

@@ -28,7 +28,7 @@ from scalewise.recipe import Recipe
 from scalewise.records import Step, write_atomically
 from scalewise.tasks.task import Task
 
-VALIDATION_SAMPLES = 2048  # at most: a fixed choice of them, the same for every trial, so its noise is common to all
+VALIDATION_SAMPLES = 1024  # at most: a fixed choice of them, the same for every trial, so its noise is common to all
 STATISTICS_SAMPLES = 1024  # for batch norm in each of many evaluations; a training's own take four times as many
 SAVE_SECONDS = 60.0  # a trial that is killed loses at most that
 
