@@ -192,7 +192,7 @@ def test_the_error_of_a_median_is_that_of_repeated_experiments(scatter):
 
 def test_added_seeds_bring_the_error_to_where_it_should_be():
     generator = np.random.Generator(np.random.PCG64(0))
-    for scatter, expected in ((0.02, 5), (0.1, 17), (0.2, 70)):  # (1.25 · scatter ÷ 0.03)²
+    for scatter, expected in ((0.02, 5), (0.1, 28), (0.2, 88)):  # (1.25 · scatter ÷ 0.03)², and more for luck
         counts = []
         for _ in range(200):
             steps = list(40 * np.exp(scatter * generator.standard_normal(5)))
@@ -201,6 +201,7 @@ def test_added_seeds_bring_the_error_to_where_it_should_be():
             assert median_error(steps) <= MEDIAN_ERROR
             counts.append(len(steps))
         assert np.median(counts) == pytest.approx(expected, rel=0.15)
+        assert np.quantile(counts, 0.02) >= expected / 3  # hardly one is stopped by luck
 
 
 def test_a_folder_of_another_recipe_is_refused(swept):

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import chdtri
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from scalewise.engine import streams
@@ -348,17 +349,21 @@ def median_error(steps: Sequence[float | None]) -> float:
 
 
 def fitting_seeds(steps: Sequence[float | None]) -> int:
-    """How many seeds bring the error of the median down; at most twice as many as there are, whose scatter is a guess.
+    """How many seeds bring the error of the median down; at most twice as many as there are.
 
-    >>> fitting_seeds([100.0, 101.0, 99.0]), fitting_seeds([90.0, 100.0, 110.0, 95.0, 105.0])
-    (3, 10)
+    Few seeds may lie close together by luck, so their scatter counts with its upper end of nine in ten.
+
+    >>> fitting_seeds([100.0, 100.5, 101.0, 99.5, 99.0]), fitting_seeds([90.0, 100.0, 110.0, 95.0, 105.0])
+    (5, 10)
     >>> fitting_seeds([50.0]), fitting_seeds([50.0, None]), fitting_seeds([None])  # where none arrives none will
     (2, 4, 1)
     """
-    error = median_error(steps)
-    if error <= MEDIAN_ERROR or all(value is None for value in steps):
+    arrived = sum(value is not None for value in steps)
+    if not arrived:
         return len(steps)
-    return math.ceil(len(steps) * min(2.0, (error / MEDIAN_ERROR) ** 2))
+    luck = math.sqrt((arrived - 1) / chdtri(arrived - 1, 0.9)) if arrived > 1 else 1.0
+    error = luck * median_error(steps)
+    return len(steps) if error <= MEDIAN_ERROR else math.ceil(len(steps) * min(2.0, (error / MEDIAN_ERROR) ** 2))
 
 
 def fitting_target(curve: Curve) -> float:
