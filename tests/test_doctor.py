@@ -384,6 +384,33 @@ def test_a_single_wild_step_is_no_spike():
     assert found(evidence(losses=spike, rates=tuple(min(0.1, 0.01 * (step + 1)) for step in range(STEPS)))) == []
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_losses_of_small_batches_that_are_right_nearly_always_are_no_spike(seed):
+    """Fine-tuning: most batches of four have a loss of nearly 0, some one of 1; the first may be any of them."""
+    random = np.random.default_rng(seed)
+    losses = np.exp(random.normal(-6.0, 2.5, (300, 4))).clip(max=4.0).mean(axis=1)
+    assert found(evidence(workers=1, losses=tuple(losses), rates=(0.001,) * 300)) == []
+
+
+def test_a_target_far_from_zero_is_no_sign_of_the_same_data():
+    far = NoiseEstimate(0.18, 0.158, 0.195, enough=True)
+    assert "same-data" not in found(evidence(worker_batch=1024, noise=far))
+    same = NoiseEstimate(1e-9, 0.0, 2e-9, enough=True)
+    assert "same-data" in found(evidence(worker_batch=1024, noise=same))
+
+
+def test_a_run_that_lost_to_one_of_more_steps_is_not_called_healthy():
+    random = np.random.default_rng(0)
+    mine, other = (tuple(level + 0.05 * random.standard_normal(steps)) for level, steps in ((0.38, 28), (0.2, 112)))
+    rough = NoiseEstimate(22.0, 22.0, None, enough=False)
+    one = evidence(workers=1, steps=112, losses=(0.7, *other), rates=(0.05,) * 113, test_loss=0.2)
+    naive = evidence(workers=4, steps=28, losses=(0.7, *mine), rates=(0.05,) * 29, test_loss=0.39, noise=rough)
+    assert found(naive, one) == ["lr-not-adapted", "too-few-steps"]
+    known = replace(naive, noise=NoiseEstimate(1.0, 0.9, 1.1, enough=True))  # a larger rate would not help
+    assert found(known, one) == ["too-few-steps"]
+    assert found(replace(known, test_loss=0.19), one) == []  # it generalizes better
+
+
 @pytest.mark.parametrize(
     ("norm", "expected"),
     [

@@ -50,7 +50,8 @@ class WatchedStep:
 
     samples: per micro batch, i.e. per forward pass in training mode.
     inputs: one 32-bit fingerprint a sample, packed by `pack`; of the first 64 samples of each micro batch, at most.
-    first_square: ‖gradient of this process's first micro batch‖², before any averaging over processes.
+    first_square: ‖gradient of this process's first backward pass‖², before any averaging over processes.
+    passes: backward passes; fewer than micro batches where the model is called several times for one loss.
     square: ‖gradient‖² after the last backward pass, before clipping; under FSDP2 this process's part of it.
     part_square: ‖mean gradient‖² of the parts, each of part_samples samples, of a step with one backward pass.
     averaging: per micro batch, (positions with a gradient at the model's output, sum of its absolute values).
@@ -70,6 +71,7 @@ class WatchedStep:
     loss: float | None = None
     loss_finite: bool = True
     first_square: float | None = None
+    passes: int | None = None
     square: float | None = None
     gradient_finite: bool | None = None
     part_samples: float | None = None

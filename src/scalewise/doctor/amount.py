@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from scalewise.doctor.evidence import Evidence, Finding, Unknown, Verdict, final_loss, shown, still_falling, worse
 
 # A run that makes less than half the progress of its single-worker budget has visibly lost accuracy.
 LEAST_PROGRESS = 0.5
 # Momentum and Adam average over tens of steps, so no rate makes up for fewer.
 FEWEST_STEPS = 30
-# Times the first step's loss: noise makes the loss of a small batch a few times another's, never the mean of many.
+# Against a run of twice the steps or more: a loss a fifth above its, on training and on test data.
+FEWER = 2.0
+CLEARLY_WORSE = 1.2
+# Times the first step's loss, by nine in ten of the last: that of a small batch may be a thousand times another's.
 RAN_AWAY = 10.0
+LAST_STEPS = 8
 
 
 def efficiency(noise: float, global_batch: float) -> float:
@@ -31,7 +37,7 @@ def too_few_steps(evidence: Evidence, reference: Evidence | None) -> Verdict:
         return None
     falling = still_falling(evidence)
     if falling is None:
-        return None
+        return None if reference is None else _fewer_than(evidence, reference)
     high = evidence.noise.high if evidence.noise is not None else None
     if not high:
         return _very_few(evidence, falling)
@@ -58,6 +64,25 @@ def _too_few(evidence: Evidence, noise: float, share: float, falling: float) -> 
         f"scale (at most {shown(noise)} samples), so {evidence.steps} steps do {share:.0%} of one worker's work with "
         f"these samples, and the loss was still falling ({falling:.0%} of its fall came in the last quarter).",
         f"Use fewer workers or a smaller worker batch, or {longer}.",
+    )
+
+
+def _fewer_than(evidence: Evidence, reference: Evidence) -> Verdict:
+    """A loss that has settled, or scatters too much to tell, well above that of a run of far more steps."""
+    losses, tests = (final_loss(evidence), final_loss(reference)), (evidence.test_loss, reference.test_loss)
+    pairs = [pair for pair in (losses, tests) if None not in pair]
+    clearly = all(mine > CLEARLY_WORSE * other > 0 for mine, other in pairs if mine is not None and other is not None)
+    if not pairs or not clearly or reference.steps < FEWER * evidence.steps:
+        return None
+    mine, other = pairs[0]
+    longer = "train for more steps" if evidence.watched else f"train longer (--steps {reference.steps} at most)"
+    return Finding(
+        "too-few-steps",
+        "medium",
+        f"training took {evidence.steps:,} steps of {shown(evidence.global_batch)} samples and the other run "
+        f"{reference.steps:,} of {shown(reference.global_batch)}; the loss ended at {shown(mine or 0.0)} instead of "
+        f"{shown(other or 0.0)}.",
+        f"Raise the learning rate with the global batch, use fewer workers, or {longer}.",
     )
 
 
@@ -95,7 +120,9 @@ def diverged(evidence: Evidence, reference: Evidence | None) -> Verdict:
     """The loss ended far above where it began, if it is still a number."""
     last = final_loss(evidence)
     first = evidence.losses[0] if evidence.losses else 0.0
-    if last is None or not 0 < first < last / RAN_AWAY:
+    tail = np.array(evidence.losses[-max(LAST_STEPS, len(evidence.losses) // 10) :])
+    tail = tail[np.isfinite(tail)]
+    if last is None or not 0 < first < float(np.quantile(tail, 0.1)) / RAN_AWAY:
         return None
     what = f"the loss ended at {shown(last)}, {shown(last / first)} times where it began ({shown(first)})"
     return Finding(

@@ -7,9 +7,9 @@ import numpy as np
 from scalewise.doctor.evidence import Evidence, Finding, Severity, Unknown, Verdict, shown
 from scalewise.observations import Watched, unpack
 
-# Workers whose gradients differ by less than this, squared and relative to the gradient, saw the same samples: the
-# noise scale would be a thousandth of the worker batch, where real tasks have tens of samples and more.
-LEAST_DIFFERENCE = 1e-3
+# Workers whose gradients differ by less than this, squared and relative to the gradient, saw the same samples: only
+# rounding is left. Far from its minimum a regression has noise scales of a tenth of a sample on any samples.
+LEAST_DIFFERENCE = 1e-6
 # A sampler that fills up the last step repeats a few samples, and data sets hold some duplicates.
 TOLERATED_OVERLAP = 0.05
 # Same batch on two processes in this share of the steps: not chance.

@@ -35,6 +35,8 @@ CHECKS: dict[str, Check] = {
 }
 # With these the gradients' noise means nothing, so what is concluded from it would lead astray.
 SPOIL_NOISE = frozenset({"non-finite", "diverged", "same-data", "replicas-drifted", "wrong-averaging"})
+# What else follows from a cause: the loss of sorted data jumps with every new label.
+FOLLOWS = {"unshuffled": "warm-up-missing"}
 RANKS: dict[Severity, int] = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -54,7 +56,8 @@ def diagnose(evidence: Evidence, reference: Evidence | None = None) -> Diagnosis
         verdicts[cause] = check(evidence, reference)
         if cause in SPOIL_NOISE and isinstance(verdicts[cause], Finding):
             evidence = replace(evidence, noise=None)
-    findings = [verdict for verdict in verdicts.values() if isinstance(verdict, Finding)]
+    explained = {FOLLOWS.get(cause) for cause, verdict in verdicts.items() if isinstance(verdict, Finding)}
+    findings = [one for cause, one in verdicts.items() if isinstance(one, Finding) and cause not in explained]
     unknown = {cause: verdict.reason for cause, verdict in verdicts.items() if isinstance(verdict, Unknown)}
     return Diagnosis(evidence, sorted(findings, key=lambda one: RANKS[one.severity]), unknown)
 

@@ -36,6 +36,8 @@ SPIKE = 1.3
 FALLEN = 0.85
 BACK = 0.95
 SCATTERS = 4.0
+NEIGHBOURS = 3
+TINY, MOST_LOG = 1e-300, 700.0
 START_STEPS = 16
 
 
@@ -70,12 +72,12 @@ def _against_reference(evidence: Evidence, reference: Evidence) -> Verdict:
         return None
     baseline = Baseline(reference.peak, reference.global_batch)
     compared = f"; the loss ended at {shown(losses[0])} instead of {shown(losses[1])}"
-    low = evidence.noise.low if evidence.noise is not None else None
-    if low:
-        shortfall = _shortfall(evidence, baseline, low)
-        if shortfall < SHORTFALL_WITH_REFERENCE:
+    if evidence.noise is not None and evidence.noise.low:
+        shortfall = _shortfall(evidence, baseline, evidence.noise.low)
+        if shortfall >= SHORTFALL_WITH_REFERENCE:
+            return _unadapted(evidence, baseline, evidence.noise.low, shortfall, "high", compared)
+        if evidence.noise.enough:
             return None
-        return _unadapted(evidence, baseline, low, shortfall, "high", compared)
     if evidence.peak > UNCHANGED * reference.peak:
         return None
     return Finding(
@@ -257,8 +259,9 @@ def warm_up_missing(evidence: Evidence, reference: Evidence | None) -> Verdict:
         return Unknown("no loss was seen; add watcher.loss(loss) to the loop") if evidence.watched else None
     cold = evidence.peak and evidence.rates[0] >= COLD_START * evidence.peak
     early = losses[: max(START_STEPS, len(losses) // 4)]
-    early = early[np.isfinite(early)]
-    if len(early) < 4 or losses[0] <= 0 or not cold or not _spikes(early, SCATTERS * _scatter(losses)):
+    late = losses[len(early) :] if not evidence.non_finite else losses[:0]  # a run that blew up says nothing of usual
+    early, late = early[np.isfinite(early)], late[np.isfinite(late)]
+    if len(early) <= NEIGHBOURS or losses[0] <= 0 or not cold or not _spikes(early, late, SCATTERS * _scatter(losses)):
         return None
     step = int(early[1:].argmax()) + 2
     rise = f"rose from {shown(losses[0])} to {shown(early.max())} at step {step}"
@@ -271,13 +274,32 @@ def warm_up_missing(evidence: Evidence, reference: Evidence | None) -> Verdict:
     return Finding("warm-up-missing", "high", f"the loss {rise}, with the learning rate at {factor}.", fix)
 
 
-def _spikes(losses: np.ndarray, scatter: float) -> bool:
-    """Whether the loss rises well above its start, or back to it; by medians of three, since one step is no spike."""
-    start = losses[0]
-    middle = np.median(np.stack([losses[1:-2], losses[2:-1], losses[3:]]), axis=0)
+def _spikes(losses: np.ndarray, late: np.ndarray, scatter: float) -> bool:
+    """Whether the loss rises well above its start, or back to it; by medians of neighbours, since one step is no spike.
+
+    A model that is right nearly always has a loss of nearly 0 in most small batches and of 1 in some: what is usual
+    later is no spike, and the first loss is no start if it lies far below what comes later.
+    """
+    start = max(float(losses[0]), float(np.median(late)) if len(late) else 0.0)
+    middle, usual = _middle(losses[1:]), _usual_ratio(late)
     lowest = np.minimum.accumulate(middle)
-    fell = (lowest <= FALLEN * start) & (start - lowest > scatter)
-    return bool((middle >= max(SPIKE * start, start + scatter)).any() or (fell & (middle >= BACK * start)).any())
+    fell = (lowest <= min(FALLEN, 1 / usual) * start) & (start - lowest > scatter)
+    rises = middle >= max(SPIKE * start, usual * start, start + scatter)
+    return bool(rises.any() or (fell & (middle >= BACK * start)).any())
+
+
+def _middle(losses: np.ndarray) -> np.ndarray:
+    """Medians of neighbours."""
+    windows = np.lib.stride_tricks.sliding_window_view(losses, min(NEIGHBOURS, len(losses)))
+    return np.median(windows, axis=1)
+
+
+def _usual_ratio(late: np.ndarray) -> float:
+    """By what factor the loss of some neighbouring steps may differ from that of the next ones, seldom exceeded."""
+    if len(late) < 8 * NEIGHBOURS:
+        return 1.0
+    logs = np.log(np.maximum(_middle(late)[::NEIGHBOURS], TINY))
+    return float(np.exp(min(2 * np.quantile(np.abs(np.diff(logs)), 0.95), MOST_LOG)))
 
 
 def _scatter(losses: np.ndarray) -> float:

@@ -48,9 +48,9 @@ def _losses(processes: list[Watched]) -> tuple[float, ...]:
 
 
 def _noise(processes: list[Watched]) -> NoiseEstimate | None:
-    """The noise scale, from the gradient of the first micro batch and that of the whole step.
+    """The noise scale, from the gradient of the first backward pass and that of the whole step.
 
-    The first micro batch stands for all of a step, being one of them at random. It is seen process by process before
+    The first pass stands for all of a step, being one of them at random. It is seen process by process before
     DistributedDataParallel averages, else after the sum over shards, where several micro batches are needed. One
     process with one micro batch a step has looked at a part of that. Nothing is known where processes average their
     gradients in a way that cannot be seen.
@@ -64,14 +64,17 @@ def _noise(processes: list[Watched]) -> NoiseEstimate | None:
     scale = NoiseScale()
     for number in sorted(set.intersection(*map(set, tables))):
         rows = [table[number] for table in tables]
-        micro_batches = len(rows[0].samples)
+        passes = rows[0].passes or len(rows[0].samples)
+        calls, rest = divmod(len(rows[0].samples), passes)
+        if rest:
+            continue  # which calls of the model belong to which backward pass cannot be seen
         squares = [row.first_square or 0.0 for row in rows]
-        samples = [row.samples[0] for row in rows]
-        whole = square(rows, first.sharded) / micro_batches**2
-        if first.sharded and micro_batches > 1:
-            scale.observe(sum(squares), whole, micro_batches, sum(samples))
-        elif not first.sharded and len(rows) * micro_batches > 1:
-            scale.observe(float(np.mean(squares)), whole, len(rows) * micro_batches, float(np.mean(samples)))
+        samples = [sum(row.samples[:calls]) for row in rows]
+        whole = square(rows, first.sharded) / passes**2
+        if first.sharded and passes > 1:
+            scale.observe(sum(squares), whole, passes, sum(samples))
+        elif not first.sharded and len(rows) * passes > 1:
+            scale.observe(float(np.mean(squares)), whole, len(rows) * passes, float(np.mean(samples)))
     estimate = scale.estimate()
     return estimate if estimate.value is not None or estimate.low is not None else None
 

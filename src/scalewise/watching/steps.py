@@ -20,6 +20,7 @@ class OpenStep:
     """What was seen since the last step; tensors are read when they are written, so that nothing waits for a device."""
 
     samples: list[int] = field(default_factory=list)
+    passed_back: bool = False  # whether a backward pass has begun
     inputs: list[list[Tensor]] = field(default_factory=list)  # per micro batch, some elements of every tensor
     losses: list[Tensor] = field(default_factory=list)
     local_norms: list[Tensor] = field(default_factory=list)
@@ -60,6 +61,7 @@ def _observed(number: int, seen: OpenStep, inputs: str | None) -> WatchedStep:
         loss=loss if loss is not None and math.isfinite(loss) else None,
         loss_finite=loss is None or math.isfinite(loss),
         first_square=first,
+        passes=len(squares) or None,
         square=squares[-1] if squares else None,
         gradient_finite=math.isfinite(squares[-1]) if squares else None,
         part_samples=seen.half[0] if seen.half else None,

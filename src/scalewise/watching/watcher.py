@@ -219,12 +219,13 @@ class Watcher:
         self._deep = number % DEEP_INTERVAL == 0 or (number < DEEP_INTERVAL and number & (number - 1) == 0)
         self._now = OpenStep()
         self._output: Tensor | None = None  # what the loss is computed from; kept from forward to backward only
+        self._ends = False  # whether the end of this backward pass is waited for
 
     @_harmless
     def _before_forward(self, model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not (model.training and torch.is_grad_enabled()):
             return
-        if self._now.samples and self._thrown_away():
+        if self._now.passed_back and self._thrown_away():
             self._now = OpenStep()
         tensors = tensors_of(arguments, named)
         first = not self._now.samples
@@ -268,7 +269,7 @@ class Watcher:
         widest = _widest(output)
         if self._output is None or (widest is not None and widest.ndim):
             self._output = widest
-        if self._output is not None and (self._detailed or self._halved):
+        if self._output is not None:
             self._output.register_hook(self._at_output)
             self._hooks += 1
 
@@ -284,7 +285,9 @@ class Watcher:
     def _at_output(self, gradient: Tensor) -> None:
         if self._halves is not None and self._halves.under_way:
             return  # these are our own passes
-        output, self._output = self._output, None
+        output, self._output, self._now.passed_back = self._output, None, True
+        if not (self._detailed or self._halved):
+            return
         # Hooks of tensors cannot be seen in the graph, but every hook of the program has a number.
         others_hooks = RemovableHandle.next_id != self._hooks
         alone = gradient.ndim and self._now.samples == [len(gradient)] and not others_hooks
@@ -295,9 +298,11 @@ class Watcher:
             self._now.outputs.append(found)
             if found.labels is not None:
                 self._labels = found.labels.clone() if self._labels is None else self._labels + found.labels
-        # A callback of a callback comes after those that average gradients over processes.
-        engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(lambda: engine.queue_callback(self._after_backward))
+        if not self._ends:  # a model that is called twice for one loss has two outputs in one pass
+            self._ends = True
+            # A callback of a callback comes after those that average gradients over processes.
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: engine.queue_callback(self._after_backward))
 
     def _look_at_half(self, output: Tensor, gradient: Tensor) -> None:
         assert self._halves is not None
@@ -312,6 +317,7 @@ class Watcher:
 
     @_harmless
     def _after_backward(self) -> None:
+        self._ends = False
         self._unhook(self._during_backward)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         self._now.squares.append(square_of(gradients, self.process.processes, self.process.sharded))
