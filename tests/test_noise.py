@@ -160,14 +160,49 @@ def test_steps_that_are_not_finite_are_skipped():
     assert monitor.estimate().value is None
 
 
-@pytest.mark.parametrize(("square", "value"), [(2.0, 0.0), (0.0, None)])
-def test_identical_workers_are_named(square, value):
+@pytest.mark.parametrize(
+    ("square", "value", "verdict"), [(2.0, 0.0, "identical workers: "), (0.0, None, "no gradient: it is 0")]
+)
+def test_identical_workers_and_no_gradients_are_named(square, value, verdict):
     monitor = NoiseScale()
     for _ in range(60):
         monitor.observe(square * (1 + 1e-7), square, 4, 8)  # to rounding
     estimate = monitor.estimate()
     assert (estimate.value, estimate.low, estimate.high, estimate.enough) == (value, None, None, False)
-    assert estimate.verdict.startswith("identical workers")
+    assert estimate.verdict.startswith(verdict)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ((1.0, 0.5, math.nan, 4), "at least 2 groups"),
+        ((1.0, 0.5, 2, 0), "a group must have samples, got group_samples=0"),
+        ((-1.0, 0.5, 2, 4), "at least 0, got mean_square=-1.0"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(numbers, words):
+    with pytest.raises(UsageError, match=words):
+        NoiseScale().observe(*numbers)
+    with pytest.raises(UsageError, match="population=0"):
+        NoiseScale(population=0)
+
+
+def test_norms_too_large_to_be_squared_are_skipped():
+    monitor = NoiseScale()
+    monitor.observe_norms(1e200, 1e199, small_batch=4, big_batch=8)
+    assert monitor.current is None
+
+
+def test_sparse_gradients_are_measured():
+    table = nn.Embedding(20, 4, sparse=True)
+    monitor = NoiseScale()
+    accumulation = monitor.watch_accumulation(table, micro_batch=2)
+    for step in range(30):
+        for part in range(2):
+            table(torch.tensor([(2 * step + part) % 20, 3])).square().sum().backward()
+        accumulation.step()
+        table.zero_grad()
+    assert monitor.estimate().value is not None
 
 
 def test_state_round_trip():

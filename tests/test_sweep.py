@@ -28,11 +28,12 @@ from scalewise.measure.critical.sweep import (
     constant_rate,
     default_ladder,
     fitting_seeds,
+    fitting_target,
     median_error,
     sweep,
     training_samples,
 )
-from scalewise.measure.critical.trials import Trial, follow, stored
+from scalewise.measure.critical.trials import Curve, Trial, follow, stored
 from scalewise.recipe import Recipe
 
 
@@ -188,6 +189,26 @@ def test_the_error_of_a_median_is_that_of_repeated_experiments(scatter):
     seen = np.log(np.median(draws, axis=1)).std()
     said = np.mean([median_error(list(row)) for row in draws])
     assert said == pytest.approx(seen, rel=0.05)
+
+
+def test_runs_that_did_not_arrive_count_in_the_error():
+    steps = [100.0 + number for number in range(8)]
+    assert median_error([*steps, *[None] * 7]) == math.inf  # one more and the median is infinite
+    assert median_error([*steps, None]) > median_error(steps)
+    assert fitting_seeds([*steps, *[None] * 7]) == 30
+
+
+@pytest.mark.parametrize("shift", [0.0, 20_000.0, -3.0])
+def test_a_constant_in_the_loss_does_not_move_the_target_beyond_the_start(shift):
+    points = tuple(Point(step, shift + 2.3 * step**-0.5) for step in range(1, 400))
+    target = fitting_target(Curve(points, "budget"))
+    assert target - shift == pytest.approx(2.3 - 0.9 * (2.3 - 2.3 / 20), abs=0.05)
+
+
+def test_a_worker_that_learns_nothing_is_said(tmp_path):
+    task = sw.load_task("digits")
+    with pytest.raises(TargetMissed, match="must learn something at its own learning rate"):
+        sweep(task, task.recipe.replace(epochs=0.2, lr=1e-12), jobs=1, folder=tmp_path)
 
 
 def test_added_seeds_bring_the_error_to_where_it_should_be():

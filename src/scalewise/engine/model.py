@@ -82,6 +82,7 @@ class PlacedModel:
             raise TaskError(
                 f"the task's model must be a function that makes a torch.nn.Module, it made a {type(model).__name__}"
             )
+        _check_dense(model)
         if recipe.ghost_batch:
             model = to_ghost_batch_norm(model, recipe.ghost_batch)
         if recipe.batch_norm == "sync":
@@ -128,6 +129,16 @@ def sha256(tensors: dict[str, Tensor]) -> str:
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     if targets:
         torch._foreach_copy_(targets, sources)
+
+
+def _check_dense(model: nn.Module) -> None:
+    """Refuse layers whose gradients are sparse: those of workers are summed in one dense vector."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise TaskError(
+                f"gradients must be dense, layer {name!r} ({type(module).__name__}) has sparse=True; build it with "
+                f"sparse=False"
+            )
 
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:

@@ -14,8 +14,15 @@ from scalewise.engine.run import RunFolder, RunRecipe
 from scalewise.engine.shortage import is_shortage, tells_of_shortage
 from scalewise.errors import RunFolderError, ScalewiseError, TargetMissed, TooLittleMemory
 from scalewise.measure.critical.branch import SEEDS as BRANCH_SEEDS
-from scalewise.measure.critical.branch import BranchReport, branch
-from scalewise.measure.critical.sweep import MOST_SEEDS, SweepReport, sweep
+from scalewise.measure.critical.branch import BranchReport, Plan, branch, single
+from scalewise.measure.critical.sweep import (
+    MOST_SEEDS,
+    SweepReport,
+    check_ladder,
+    default_ladder,
+    sweep,
+    training_samples,
+)
 from scalewise.measure.critical.sweep import SEEDS as SWEEP_SEEDS
 from scalewise.measure.measurement import Measurement, Minimum
 from scalewise.measure.memory.largest import largest_worker_batch
@@ -26,6 +33,7 @@ from scalewise.measure.minima.weights import StoredWeights, stored_weights
 from scalewise.measure.noise import check_groups, measure_noise
 from scalewise.measure.throughput import throughput
 from scalewise.measure.wanted import RANDOM, Part, Wanted
+from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 
 Notify = Callable[[str], None]
@@ -54,10 +62,19 @@ def measured(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: N
     stored = [_of_this_task(stored_weights(path), run) for path in wanted.runs]
     if "noise" not in wanted.skip:
         check_groups(task, run.recipe, wanted.device)
+    _check_room(task, run.recipe, wanted)
     found = Measurement(task.name, run.recipe)
     found = _machine(task, found, wanted, notify)
     found = _scale(task, run, found, wanted, folder, notify)
     return _minima(task, run, found, wanted, folder, stored, notify)
+
+
+def _check_room(task: Task, recipe: Recipe, wanted: Wanted) -> None:
+    """Refuse a verification that the training data or the budget have no room for, before anything is measured."""
+    if wanted.verify == "sweep":
+        check_ladder(default_ladder(task, recipe), recipe)
+    if wanted.verify == "branch":
+        Plan.of(single(recipe), training_samples(task))
 
 
 @contextmanager

@@ -30,6 +30,8 @@ def norm(gradient: Tensor, out: Tensor | None = None) -> Tensor:
     """‖gradient‖, at least in float32; in `out` if that can hold it."""
     import torch
 
+    if gradient.is_sparse:
+        gradient = gradient.detach().coalesce().values()
     dtype = torch.promote_types(gradient.dtype, torch.float32)
     if out is not None and (out.dtype, out.device) != (dtype, gradient.device):
         out = None
@@ -60,13 +62,22 @@ class Squares:
         self._factors.clear()
 
     def norm(self, number: int, gradient: Tensor, out: Tensor | None = None) -> Tensor:
-        """‖gradient‖, in the optimizer's coordinates if there is one; not a number before its first step."""
+        """‖gradient‖, in the optimizer's coordinates if there is one; not a number before its first step.
+
+        A parameter that has never had a gradient has no coordinates and counts for nothing.
+        """
         import torch
 
         if self.optimizer is not None:
             factor = self._factor(number)
-            gradient = gradient.new_full((), torch.nan) if factor is None else gradient.detach() * factor
+            unknown = 0.0 if factor is None and self._has_moved() else torch.nan
+            gradient = gradient.new_full((), unknown) if factor is None else gradient.detach() * factor
         return norm(gradient, out)
+
+    def _has_moved(self) -> bool:
+        """Whether the optimizer has taken a step with any of the parameters."""
+        assert self.optimizer is not None
+        return any(self.optimizer.state.get(parameter) for parameter in self.parameters)
 
     def _factor(self, number: int) -> Tensor | None:
         assert self.optimizer is not None

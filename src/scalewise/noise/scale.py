@@ -35,6 +35,7 @@ IDENTICAL = (
     "identical {compared}: their gradients agree in every step, so they see the same samples, or there is no noise; "
     "give each its own share of the data"
 )
+NO_GRADIENT = "no gradient: it is 0 in every step"
 LAYER = "layer "  # what the keys of a layer in a state begin with
 
 
@@ -70,6 +71,10 @@ class NoiseScale:
         Arguments:
             population: size of the training set, where samples are drawn from it without replacement.
         """
+        if not population > 1:
+            raise UsageError(
+                f"a training set has at least 2 samples, got population={population}; give how many it has"
+            )
         self.population = population
         self.layers: dict[str, NoiseScale] = {}  # filled on request, by the name of the parameter
         self.every = 1  # one step of the training in so many is looked at
@@ -82,13 +87,20 @@ class NoiseScale:
 
     def observe(self, mean_square: float, square_of_mean: float, groups: float, group_samples: float) -> None:
         """Take one step's L and T; steps that are not finite are skipped."""
-        if groups <= 1:
+        if not (groups > 1 and math.isfinite(groups)):
             raise UsageError(
                 f"the noise scale compares at least 2 groups of samples, got groups={groups}; split the batch, or "
                 f"leave such a step out"
             )
+        if not group_samples > 0:
+            raise UsageError(f"a group must have samples, got group_samples={group_samples}; give how many it has")
         if not (math.isfinite(mean_square) and math.isfinite(square_of_mean)):
             return
+        if mean_square < 0 or square_of_mean < 0:
+            raise UsageError(
+                f"squares of norms are at least 0, got mean_square={mean_square} and square_of_mean={square_of_mean}; "
+                f"square the norms"
+            )
         pair = signal_and_noise(mean_square, square_of_mean, groups, group_samples, self.population)
         self._steps.append(pair)
         self._seen += 1
@@ -111,7 +123,7 @@ class NoiseScale:
                 f"the noise scale needs gradients of two batch sizes, small_batch below big_batch, got {small_batch} "
                 f"and {big_batch}; take a part of the batch, or one of its micro batches, as the small one"
             )
-        self.observe(small_norm**2, big_norm**2, big_batch / small_batch, small_batch)
+        self.observe(small_norm * small_norm, big_norm * big_norm, big_batch / small_batch, small_batch)
 
     def watch_ddp(
         self, model: nn.Module, worker_batch: int, optimizer: Optimizer | None = None, layers: bool = False
@@ -172,7 +184,8 @@ class NoiseScale:
             return UNKNOWN
         if not self._different:
             value = 0.0 if window[:, 0].mean() > 0 else None
-            return NoiseEstimate(value, None, None, enough=False, problem=IDENTICAL.format(compared=self.compared))
+            problem = IDENTICAL.format(compared=self.compared) if window.any() else NO_GRADIENT
+            return NoiseEstimate(value, None, None, enough=False, problem=problem)
         found = ratio_of_means(window[:, 1], window[:, 0])
         return found if found.more_steps is None else self._with_steps_to_come(found, len(window))
 

@@ -151,7 +151,7 @@ def sweep(
     if seeds < 1 or tuning_seeds < 1:
         raise UsageError(f"seeds and tuning seeds must be at least 1, got {seeds} and {tuning_seeds}")
     ladder = sorted(set(global_batches or default_ladder(task, recipe)))
-    _check_ladder(ladder, recipe)
+    check_ladder(ladder, recipe)
     with Laboratory(task, folder, jobs) as laboratory:
         climb = _Climb(laboratory, task, constant_rate(recipe), range(tuning_seeds), (seeds, most_seeds), notify)
         climb.begin(target)
@@ -201,7 +201,8 @@ def at_global_batch(recipe: Recipe, global_batch: int) -> Recipe:
     return recipe.replace(workers=global_batch // recipe.worker_batch)
 
 
-def _check_ladder(ladder: Sequence[int], recipe: Recipe) -> None:
+def check_ladder(ladder: Sequence[int], recipe: Recipe) -> None:
+    """Refuse global batches that cannot be trained, or too few of them."""
     uneven = [batch for batch in ladder if batch < 1 or (batch > recipe.worker_batch and batch % recipe.worker_batch)]
     if uneven:
         raise UsageError(
@@ -247,6 +248,11 @@ class _Climb:
         if target is not None and first <= target:
             raise UsageError(f"the target must be below the validation loss at the start ({first:.4g}), got {target:g}")
         self._target = fitting_target(curve) if target is None else target
+        if self._target >= first:
+            raise TargetMissed(
+                f"the single worker must learn something at its own learning rate, its validation loss began at "
+                f"{first:.6g} and was {curve.least:.6g} at best; raise --lr or --epochs, or give --target"
+            )
         self._reference = curve.steps_to(self._target) or float(budget)
         self._least = curve.least
         self._notify(f"one worker at its own rate: {self._reference:,.0f} steps to validation loss {self._target:.4g}")
@@ -263,7 +269,8 @@ class _Climb:
         steps = self._measure(base, lr, fewest)
         rung = Rung(global_batch, base.workers, base.worker_batch, lr, tried, steps)
         if not np.isfinite(rung.median_steps):
-            self._notes.append(f"global batch {global_batch} did not reach the target with most seeds")
+            arrived = sum(value is not None for value in steps)
+            self._notes.append(f"global batch {global_batch} reached the target with {arrived} of {len(steps)} seeds")
             return False
         self._rungs.append(rung)
         self._notify(
@@ -322,12 +329,7 @@ class _Climb:
                 f"at {len(self._rungs)} of {wanted} (the best loss of any trial was {self._least:.4g}){why}; give a "
                 f"higher target, more --epochs or more --seeds"
             )
-        notes = self._notes + [
-            f"at global batch {rung.global_batch} the median of {len(rung.steps)} seeds is known to "
-            f"{rung.median_error:.0%} only; more --most-seeds tell it better"
-            for rung in self._rungs
-            if rung.median_error > POOR_ERROR
-        ]
+        notes = self._notes + [_uncertain(rung) for rung in self._rungs if rung.median_error > POOR_ERROR]
         notes += [
             f"at global batch {rung.global_batch} the best rate was the last one tried, {rung.lr:g}; the steps there "
             f"may be too many"
@@ -338,26 +340,50 @@ class _Climb:
         return SweepReport(self._target, self._seeds, self._rungs, fit_law(runs), held_out_one_by_one(runs), notes)
 
 
-def median_error(steps: Sequence[float | None]) -> float:
-    """Standard error of the median of log steps, which is 1.25 times the mean's; a run that did not arrive is left out.
+def _uncertain(rung: Rung) -> str:
+    """A note on a median that is not known well."""
+    if math.isfinite(rung.median_error):
+        what = f"of {len(rung.steps)} seeds is known to {rung.median_error:.0%} only"
+    elif len(rung.steps) == 1:
+        what = "is that of one seed, which says nothing of its error"
+    else:
+        what = f"of {len(rung.steps)} seeds has no upper end, as some did not arrive"
+    return f"at global batch {rung.global_batch} the median {what}; raise --most-seeds"
 
-    >>> round(median_error([90.0, 100.0, 110.0, 95.0, 105.0]), 3)
-    0.044
+
+def median_error(steps: Sequence[float | None]) -> float:
+    """Standard error of the median of log steps: 1.25 times the mean's, or what its neighbours say if runs are missing.
+
+    The median of all runs lies about √n ÷ 2 ranks from that of n, whatever their distribution; a run that did not
+    arrive ranks last.
+
+    >>> round(median_error([90.0, 100.0, 110.0, 95.0, 105.0]), 3), median_error([90.0, 100.0, 110.0, None, None])
+    (0.044, inf)
     """
-    logs = [math.log(value) for value in steps if value is not None]
-    return MEDIAN_TO_MEAN * float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    logs = sorted(math.inf if value is None else math.log(value) for value in steps)
+    arrived = [value for value in logs if value < math.inf]
+    if len(arrived) < 2:
+        return math.inf
+    error = MEDIAN_TO_MEAN * float(np.std(arrived, ddof=1)) / math.sqrt(len(arrived))
+    if len(arrived) == len(logs):
+        return error
+    middle, reach = (len(logs) - 1) / 2, math.sqrt(len(logs)) / 2
+    below, above = logs[max(0, math.floor(middle - reach))], logs[min(len(logs) - 1, math.ceil(middle + reach))]
+    return max(error, (above - below) / 2)
 
 
 def fitting_seeds(steps: Sequence[float | None]) -> int:
-    """How many seeds bring the error of the median down; at most twice as many as there are.
+    """How many seeds bring the error of the median down; at least five, at most twice as many as there are.
 
     Few seeds may lie close together by luck, so their scatter counts with its upper end of nine in ten.
 
     >>> fitting_seeds([100.0, 100.5, 101.0, 99.5, 99.0]), fitting_seeds([90.0, 100.0, 110.0, 95.0, 105.0])
     (5, 10)
-    >>> fitting_seeds([50.0]), fitting_seeds([50.0, None]), fitting_seeds([None])  # where none arrives none will
-    (2, 4, 1)
+    >>> fitting_seeds([50.0]), fitting_seeds([None] * 5)  # where none arrives none will
+    (5, 5)
     """
+    if len(steps) < SEEDS:
+        return SEEDS
     arrived = sum(value is not None for value in steps)
     if not arrived:
         return len(steps)
@@ -367,16 +393,18 @@ def fitting_seeds(steps: Sequence[float | None]) -> int:
 
 
 def fitting_target(curve: Curve) -> float:
-    """The loss at which nine tenths of what is learned are learned, up to the next number of three digits."""
+    """The loss at which nine tenths of what is learned are learned, rounded up a little."""
     losses = [loss for _, loss in smoothed(curve.points)]
-    return rounded_up(losses[0] - LEARNED_SHARE * (losses[0] - min(losses)))
+    fall = losses[0] - min(losses)
+    return rounded_up(losses[0] - LEARNED_SHARE * fall, fall)
 
 
-def rounded_up(loss: float) -> float:
-    """The next number of three digits, so that the target can be read, and given again.
+def rounded_up(loss: float, fall: float) -> float:
+    """The next number of three digits, of the loss or of its fall, so that the target can be read, and given again.
 
-    >>> rounded_up(0.123401)
-    0.124
+    >>> rounded_up(0.123401, fall=2.0), rounded_up(2.21463, fall=0.0216), rounded_up(20_004.2, fall=158.0)
+    (0.124, 2.2147, 20005.0)
     """
-    unit = 10.0 ** (math.floor(math.log10(abs(loss))) - 2) if loss else 1.0
-    return float(f"{math.ceil(loss / unit) * unit:.3g}")
+    sizes = [size for size in (abs(loss), fall) if size > 0]
+    unit = 10.0 ** (math.floor(math.log10(min(sizes))) - 2) if sizes else 1.0
+    return float(f"{math.ceil(loss / unit) * unit:.12g}")
