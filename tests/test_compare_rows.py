@@ -68,6 +68,22 @@ def test_a_row_without_anything_to_change_is_left_out_with_the_reason(known, rea
     assert found[1].plan.recipe.batch_norm == known.base.batch_norm
 
 
+@pytest.mark.parametrize(
+    ("recipe", "names", "same"),
+    [
+        ({"lr_rule": "linear", "warmup_epochs": 1.0}, ["naive", "lr-scaled", "warm-up"], {"warm-up": "naive"}),
+        ({"lr_rule": "linear"}, ["naive", "lr-scaled", "warm-up"], {"lr-scaled": "naive"}),
+        ({"optimizer": "lamb"}, ["lr-scaled", "warm-up", "lamb"], {"lamb": "warm-up"}),
+        ({"optimizer": "lars", "lr_rule": "sqrt"}, ["warm-up", "lars"], {"lars": "warm-up"}),
+        ({"lr_rule": "adascale"}, ["naive", "lr-scaled", "adascale"], {"adascale": "naive"}),
+    ],
+)
+def test_a_row_that_would_repeat_another_is_left_out(recipe, names, same):
+    found, skipped = lines(names, [4, 8], facts(takes_bn=False, **recipe), asked=True)
+    assert {row.name: row.reason.rpartition(" ")[2] for row in skipped} == same
+    assert [line.plan.recipe.lr_rule for line in found if line.name == "lr-scaled"].count("adascale") == 0
+
+
 def test_rows_build_on_one_another():
     scaled = ROWS["lr-scaled"](facts(), 8)
     assert (scaled.recipe.lr_rule, scaled.recipe.warmup_epochs, scaled.settings) == ("linear", 0.0, ("bn=true",))

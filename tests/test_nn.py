@@ -73,3 +73,13 @@ def test_a_batch_that_does_not_divide_is_refused():
 def test_without_running_statistics():
     norm = GhostBatchNorm1d(3, ghost_batch=4, track_running_stats=False)
     assert norm(torch.randn(8, 3)).shape == (8, 3)
+
+
+def test_statistics_that_are_switched_off_later_stay():
+    layer = nn.BatchNorm1d(3)
+    layer.track_running_stats = False
+    ghost = to_ghost_batch_norm(layer, 4)
+    before = ghost.running_mean.clone()
+    ghost.train()(torch.randn(8, 3))
+    assert torch.equal(ghost.running_mean, before)
+    assert int(ghost.num_batches_tracked) == 0

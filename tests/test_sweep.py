@@ -19,7 +19,15 @@ from scalewise.engine.placement import Placement
 from scalewise.engine.pool import Stop
 from scalewise.errors import Interrupted, RunFolderError, TargetMissed, UsageError
 from scalewise.measure.critical import rates
-from scalewise.measure.critical.branch import BranchReport, Plan, branch, largest_harmless, single, tolerance
+from scalewise.measure.critical.branch import (
+    BranchReport,
+    Plan,
+    branch,
+    largest_harmless,
+    single,
+    sure_bounds,
+    tolerance,
+)
 from scalewise.measure.critical.curves import Point, crossing, evaluation_steps
 from scalewise.measure.critical.laboratory import Laboratory
 from scalewise.measure.critical.sweep import (
@@ -315,7 +323,7 @@ def test_branches_begin_at_three_points_and_see_the_same_samples(branched):
     for stage in report.stages:
         assert stage.samples == stage.step * report.worker_batch
         assert set(stage.losses) == set(plan.counts)
-        assert stage.critical.low == stage.harmless * report.worker_batch
+        assert stage.critical.low <= stage.harmless * report.worker_batch
         for workers in plan.counts:
             one = plan.branch(stage.samples, workers, 0)
             assert one.last * workers * report.worker_batch == stage.samples + plan.length
@@ -343,6 +351,23 @@ def test_the_largest_harmless_number_of_workers():
     assert largest_harmless({1: 1.5, 2: 1.4, 4: 1.409, 8: 1.42}) == 4
     assert largest_harmless({1: 0.5, 2: None}) == 1
     assert largest_harmless({1: 0.5, 2: 0.5, 4: 0.5}) == 4
+
+
+def test_bounds_of_branches_hold_what_seeds_do():
+    random = np.random.default_rng(0)
+
+    def branches(scatter: float, seeds: int) -> dict[int, list[float] | None]:
+        rises = {1: 0.0, 2: 0.001, 4: 0.004, 8: 0.05, 16: 0.4}
+        return {
+            workers: list(2.0 + rise + scatter * random.standard_normal(seeds)) for workers, rise in rises.items()
+        } | {32: None}
+
+    assert sure_bounds(branches(1e-5, 5)) == (4, 8)
+    low, high = sure_bounds(branches(0.06, 3))  # a spread of six times the tolerance
+    assert low == 1
+    assert high in (16, 32)
+    assert sure_bounds({1: [2.0], 2: [2.005], 4: [2.1]}) == (2, 4)  # of one seed what was seen
+    assert sure_bounds({1: [2.0], 2: [1.9]}) == (2, None)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-9])

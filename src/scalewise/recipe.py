@@ -48,7 +48,11 @@ class Recipe(BaseModel):
         None, ge=1, description="Samples that go through the model at once (for memory); divides worker-batch"
     )
     epochs: float = Field(5.0, gt=0, description="Budget in passes over the training data")
-    steps: int | None = Field(None, ge=1, description="Updates of the weights; wins over epochs")
+    steps: int | None = Field(
+        None,
+        ge=1,
+        description="Updates of the weights, wins over epochs; with AdaScale of one worker, with growth of equal size",
+    )
     optimizer: OptimizerName = Field("momentum", description="How gradients become updates")
     lr: float = Field(0.05, ge=0, description="Learning rate of one worker, before lr-rule")
     lr_rule: LrRule = Field(

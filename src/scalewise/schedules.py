@@ -7,7 +7,6 @@ keeps the rate summed over samples the same, to second order, for every global b
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,17 +99,25 @@ class Cuts:
             self._grow(self.total_steps, recipe.drop)
 
     def _grow(self, equal_steps: int, drop: int) -> None:
-        """Cut the same samples into larger steps; a phase that is shorter than one of those is one step."""
+        """Cut the same samples into larger steps; what does not fill one is left to the next phase.
+
+        The last phase shares out what is left among steps of about its size; one that is shorter is one step.
+        """
         ends = [round(share * equal_steps) for share in (0.0, *GROWS_AT, 1.0)]
         self._phases.clear()
-        self.total_steps = start = 0
-        for number, (first, last) in enumerate(itertools.pairwise(ends)):
-            if first == last:
+        self.total_steps = start = done = 0
+        for number, last in enumerate(ends[1:]):
+            left = last - done
+            if not left:
                 continue
-            parts = min(drop**number, last - first)
+            parts = min(drop**number, left)
+            steps = left // parts
+            if last == equal_steps:
+                steps = round(left / parts)
+                parts = round(left / steps)
             self._phases.append(_Phase(self.total_steps, start, parts))
-            steps = round((last - first) / parts)
             self.total_steps += steps
+            done += steps * parts
             start += steps * parts * self._global_batch
 
     def start(self, step: int) -> int:

@@ -438,6 +438,12 @@ def _load(training: Training, folder: RunFolder, console: Console) -> None:
     step = training.progress.step
     where = f"step {step}" if step else "step 0: there is no checkpoint yet"
     console.print(f"resuming {folder.path} from {where}", markup=False)
+    if training.progress.learned >= training.pace.total:
+        console.print(
+            "nothing is left to train: the budget is done; raise --epochs or --steps (with AdaScale: of one worker)",
+            style="yellow",
+            markup=False,
+        )
 
 
 def _agree_on_folder(request: Request, training: Training) -> RunFolder:

@@ -129,7 +129,7 @@ def _normalized(facts: Facts, workers: int) -> tuple[Plan, str]:
 def lr_scaled(facts: Facts, workers: int) -> Plan:
     """The LR rule that fits the optimizer, unless the recipe has one."""
     plan, start = _normalized(facts, workers)
-    rule = plan.recipe.lr_rule if plan.recipe.lr_rule != "none" else fitting_rule(plan.recipe)
+    rule = plan.recipe.lr_rule if plan.recipe.lr_rule in ("linear", "sqrt") else fitting_rule(plan.recipe)
     factor = "√workers" if rule == "sqrt" else "workers"
     return _with(plan, f"{start} + learning rate × {factor}", lr_rule=rule, warmup_epochs=0.0)
 
@@ -230,6 +230,18 @@ def chosen_workers(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
+def _check_new(row: Sequence[Line], before: Sequence[Line]) -> None:
+    """Leave out a row that would train what another one trains already."""
+    for other in {line.name: line for line in before if line.name != "single"}:
+        same = [line.plan for line in before if line.name == other]
+        if all(any(_trains_the_same(line.plan, plan) for plan in same) for line in row):
+            raise NothingToChange(f"with this recipe it is the row {other}")
+
+
+def _trains_the_same(one: Plan, other: Plan) -> bool:
+    return (one.recipe, one.settings, one.mode) == (other.recipe, other.settings, other.mode)
+
+
 def lines(names: Sequence[str], counts: Sequence[int], facts: Facts, asked: bool) -> tuple[list[Line], list[Skipped]]:
     """The lines of the table in order, and the rows that are left out.
 
@@ -243,7 +255,9 @@ def lines(names: Sequence[str], counts: Sequence[int], facts: Facts, asked: bool
     for name in names:
         try:
             at = [1] if name == "single" else counts
-            found += [Line(name, workers, ROWS[name](facts, workers)) for workers in at]
+            new = [Line(name, workers, ROWS[name](facts, workers)) for workers in at]
+            _check_new(new, found)
+            found += new
         except NothingToChange as reason:
             skipped.append(Skipped(name, str(reason)))
         except RecipeError as error:

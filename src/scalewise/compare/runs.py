@@ -73,7 +73,9 @@ def resolved(job: Job, task: Task, setup: Setup, folder: RunFolder) -> RunRecipe
     """The complete recipe of a run; a pilot that was run for it is not run again."""
     plan = job.line.plan
     known = read_recipe(folder).pilot if folder.recipe.is_file() else None
-    recipe, derived, pilot = complete(task, plan.recipe, {"seed": job.seed}, plan.mode, setup.device, known=known)
+    recipe, derived, pilot = complete(
+        task, plan.recipe, {"seed": job.seed}, plan.mode, setup.device, known=known, hold_out=setup.hold_out
+    )
     if job.multiple != 1.0:
         recipe = recipe.replace(lr=recipe.lr * job.multiple)
         derived = [*derived, Derived("lr", recipe.lr, f"--tune: {job.multiple:.3g} × the row's own learning rate")]

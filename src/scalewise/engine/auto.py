@@ -11,7 +11,7 @@ from typing import Any
 
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import DeviceName, Placement, available_cores
-from scalewise.engine.samples import open_samples
+from scalewise.engine.samples import held_out_samples, open_samples
 from scalewise.errors import RecipeError
 from scalewise.recipe import Derived, Pilot, Recipe, RecipeMode, adapts, fitting_lr, resolve
 from scalewise.records import Step
@@ -30,6 +30,7 @@ def complete(
     device: DeviceName,
     epochs_fixed: bool = False,
     known: Pilot | None = None,
+    hold_out: bool = False,
 ) -> tuple[Recipe, list[Derived], Pilot | None]:
     """The complete recipe, the reasons for what was derived, and the pilot if there was one.
 
@@ -41,10 +42,14 @@ def complete(
         device: where the pilot runs.
         epochs_fixed: whether auto must keep to the single worker's number of samples.
         known: the pilot of an earlier call.
+        hold_out: whether validation data are held out although nothing in the recipe asks for it.
     """
-    samples = len(open_samples(task.train, 0, "training"))
     rate = fitting_lr(base, given) if mode == "auto" else None
     wanted = base.replace(**given, **({"lr": rate.value} if rate else {}))
+    hold_out = task.validation is None and (hold_out or wanted.selects)
+    samples = len(open_samples(task.train, 0, "training"))
+    if hold_out:
+        samples -= held_out_samples(samples)
     if epochs_fixed and wanted.workers > 1 and wanted.lr_rule == "adascale":
         raise RecipeError(
             "--epochs-fixed keeps to the samples of one worker, --lr-rule adascale takes as many as the noise asks "
@@ -52,19 +57,20 @@ def complete(
         )
     found = None
     if mode == "auto" and adapts(wanted, epochs_fixed):
-        found = known or measure(task, wanted, samples, device)
+        found = known or measure(task, wanted, samples, device, hold_out)
     recipe, derived = resolve(base, given, mode, available_cores(), samples, found)
     return recipe, derived, found
 
 
-def measure(task: Task, recipe: Recipe, samples: int, device: DeviceName) -> Pilot:
-    """Train for a few steps and measure the noise scale."""
+def measure(task: Task, recipe: Recipe, samples: int, device: DeviceName, hold_out: bool = False) -> Pilot:
+    """Train for a few steps, on what will be trained on, and measure the noise scale."""
     workers = min(recipe.workers, MOST_WORKERS)
     fitting = round(SHARE * recipe.epochs * samples / (workers * recipe.worker_batch))
     steps = min(max(fitting, LEAST_STEPS), MOST_STEPS, recipe.total_steps(samples) * recipe.workers)
     trial = recipe.replace(workers=workers, lr_rule="adascale", patience=None, target=None, threads=recipe.threads or 1)
     seconds = 0.0
-    with Training(dataclasses.replace(task, validation=None), trial, Placement(device=device), alone=True) as training:
+    alone = dataclasses.replace(task, validation=None)
+    with Training(alone, trial, Placement(device=device), hold_out=hold_out, alone=True) as training:
         for record in training.records():
             if isinstance(record, Step):
                 seconds = record.seconds

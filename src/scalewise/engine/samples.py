@@ -204,8 +204,13 @@ def hold_out(samples: Samples) -> tuple[Samples, Samples]:
     if len(samples) < 2:
         raise TaskError(f"holding out validation data needs at least 2 training samples, got {len(samples)}")
     order = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).permutation(len(samples)))
-    cut = max(1, len(samples) // HELD_OUT_SHARE)
+    cut = held_out_samples(len(samples))
     return Subset(samples, order[cut:].sort().values), Subset(samples, order[:cut].sort().values)
+
+
+def held_out_samples(samples: int) -> int:
+    """How many of some training samples are held out."""
+    return max(1, samples // HELD_OUT_SHARE)
 
 
 def _as_tensor(leaf: Any) -> Any:  # noqa: ANN401

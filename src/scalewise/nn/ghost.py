@@ -44,7 +44,7 @@ class _GhostBatchNorm(_BatchNorm):
                 f"samples; choose a divisor, and drop_last=True in a DataLoader whose last batch is smaller"
             )
         groups = input.split(self.ghost_batch)
-        if self.running_mean is None or self.running_var is None:
+        if self.running_mean is None or self.running_var is None or not self.track_running_stats:
             return torch.cat([self._normalized(group, None, None, 0.0) for group in groups])
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)

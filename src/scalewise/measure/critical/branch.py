@@ -9,6 +9,7 @@ itself as long as its rate is constant.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from scalewise import schedules
 from scalewise.errors import TargetMissed, UsageError
@@ -207,27 +209,23 @@ def _check_learned(trunks: Sequence[Curve], recipe: Recipe) -> None:
 def _stage(laboratory: Laboratory, plan: Plan, name: str, position: int, seeds: int) -> Stage:
     trials = [plan.branch(position, workers, seed) for workers in reversed(plan.counts) for seed in range(seeds)]
     curves = dict(zip([trial.name for trial in trials], laboratory.curves(trials), strict=True))
-    losses = {
-        workers: _mean_loss([curves[plan.branch(position, workers, seed).name] for seed in range(seeds)])
+    by_seed = {
+        workers: _losses([curves[plan.branch(position, workers, seed).name] for seed in range(seeds)])
         for workers in plan.counts
     }
-    most = largest_harmless(losses)
-    batch = plan.recipe.worker_batch
-    beyond = [workers for workers in plan.counts if workers > most]
-    critical = CriticalBatch(
-        float(most * batch) if beyond else None,
-        float(most * batch),
-        float(beyond[0] * batch) if beyond else None,
-        "branch",
-    )
+    losses = {workers: None if found is None else float(np.mean(found)) for workers, found in by_seed.items()}
+    most, batch = largest_harmless(losses), plan.recipe.worker_batch
+    low, high = sure_bounds(by_seed)
+    value = float(most * batch) if most < max(plan.counts) else None
+    critical = CriticalBatch(value, float(low * batch), None if high is None else float(high * batch), "branch")
     return Stage(name, position // batch, position, plan.lr(position), losses, most, critical)
 
 
-def _mean_loss(curves: Sequence[Curve]) -> float | None:
-    """The mean over seeds and the last evaluations; None where a seed diverged."""
+def _losses(curves: Sequence[Curve]) -> list[float] | None:
+    """The mean over the last evaluations, by seed; None where a seed diverged."""
     if any(curve.ended == "diverged" for curve in curves):
         return None
-    return float(np.mean([[point.loss for point in curve.points] for curve in curves]))
+    return [float(np.mean([point.loss for point in curve.points])) for curve in curves]
 
 
 def tolerance(losses: Mapping[int, float | None]) -> float:
@@ -238,6 +236,40 @@ def tolerance(losses: Mapping[int, float | None]) -> float:
     """
     known = [loss for loss in losses.values() if loss is not None]
     return min(TOLERANCE, TOLERANCE_SHARE * abs(min(known))) if known else TOLERANCE
+
+
+def sure_bounds(by_seed: Mapping[int, Sequence[float] | None]) -> tuple[int, int | None]:
+    """The largest number of workers that surely does no harm, and the smallest that surely does, if any.
+
+    A rise is against the best smaller number of workers, seed by seed, as branches of one seed begin at the same
+    weights; sure is what its 95 % interval says (Student's t). One seed has none, so that its own rise counts.
+
+    >>> sure_bounds({1: [1.50, 1.51], 2: [1.50, 1.51], 4: [1.58, 1.45], 8: [1.90, 1.92], 16: None})
+    (2, 8)
+    """
+    means = {workers: None if losses is None else float(np.mean(losses)) for workers, losses in by_seed.items()}
+    allowed = tolerance(means)
+    rises = {workers: _rise(by_seed, means, workers) for workers in sorted(by_seed)[1:]}
+    harmless = list(itertools.takewhile(lambda workers: sum(rises[workers]) <= allowed, rises))
+    most = largest_harmless(means)
+    harmful = [workers for workers, (rise, error) in rises.items() if workers > most and rise - error > allowed]
+    return min(max(harmless, default=min(by_seed)), most), next(iter(harmful), None)
+
+
+def _rise(
+    by_seed: Mapping[int, Sequence[float] | None], means: Mapping[int, float | None], workers: int
+) -> tuple[float, float]:
+    """By how much the loss of so many workers lies above that of the best smaller number, and its uncertainty."""
+    mine = by_seed[workers]
+    smaller = {other: mean for other, mean in means.items() if other < workers and mean is not None}
+    best = by_seed[min(smaller, key=lambda other: smaller[other])] if smaller else None
+    if mine is None or best is None:
+        return math.inf, 0.0
+    rises = np.array(mine) - np.array(best)
+    if len(rises) == 1:
+        return float(rises[0]), 0.0
+    error = float(stdtrit(len(rises) - 1, 0.975)) * float(rises.std(ddof=1)) / math.sqrt(len(rises))
+    return float(rises.mean()), error
 
 
 def largest_harmless(losses: Mapping[int, float | None]) -> int:
