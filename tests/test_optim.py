@@ -501,6 +501,7 @@ def test_norms_of_long_vectors_are_accurate():
     ("make", "words"),
     [
         (lambda weights: sw.optim.LAMB(weights, lr=-1.0), "lr must be at least 0, got -1.0"),
+        (lambda weights: sw.optim.LARS([{"params": weights, "lr": -1.0}]), "lr must be at least 0, got -1.0"),
         (lambda weights: sw.optim.LAMB(weights, betas=(0.9, 1.0)), "betas"),
         (lambda weights: sw.optim.LAMB(weights, betas=(0.9,)), "betas must be two numbers"),
         (lambda weights: sw.optim.LAMB(weights, eps=0.0), "eps must be above 0"),

@@ -96,11 +96,16 @@ class LayerWise(Optimizer, ABC):
     """
 
     def __init__(self, parameters: ParamsT, options: dict[str, Any]) -> None:
-        for name in ("lr", "weight_decay"):
-            if not options[name] >= 0:
-                raise RecipeError(f"{name} must be at least 0, got {options[name]}; raise it")
         super().__init__(parameters, options)
         self._plans: dict[int, Plan] = {}
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters with options of their own, or with the optimizer's."""
+        for name in ("lr", "weight_decay"):
+            value = param_group.get(name, self.defaults[name])
+            if not value >= 0:
+                raise RecipeError(f"{name} must be at least 0, got {value}; raise it")
+        super().add_param_group(param_group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a state; views of memory are not part of one."""
