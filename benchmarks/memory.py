@@ -153,6 +153,7 @@ def main() -> int:
         say(case.title)
         found.append(check(case, options.threads, options.trials))
     path = options.results / f"{under.date[:10]}-memory.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_markdown(found, under))
     document = {"conditions": asdict(under), "cases": [asdict(one) for one in found]}
     path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
