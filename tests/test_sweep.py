@@ -32,6 +32,7 @@ from scalewise.measure.critical.curves import Point, crossing, evaluation_steps
 from scalewise.measure.critical.laboratory import Laboratory
 from scalewise.measure.critical.sweep import (
     MEDIAN_ERROR,
+    SweepReport,
     at_global_batch,
     constant_rate,
     default_ladder,
@@ -110,24 +111,18 @@ def test_larger_global_batches_are_more_workers_of_the_same_batch():
     assert training_samples(digits) == 1437 - 143
 
 
+def quick(folder, recipe=None, **changes) -> SweepReport:
+    """A sweep of digits that takes seconds."""
+    task = sw.load_task("digits")
+    settings = {"target": 0.6, "seeds": 1, "most_seeds": 1, "tuning_seeds": 1, "global_batches": [8, 16, 24, 32]}
+    return sweep(task, recipe or task.recipe, jobs=1, folder=folder, **(settings | changes))
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     lines: list[str] = []
-    task = sw.load_task("digits")
-    report = sweep(
-        task,
-        task.recipe,
-        jobs=1,
-        folder=folder,
-        target=0.6,
-        seeds=1,
-        most_seeds=1,
-        tuning_seeds=1,
-        global_batches=[8, 16, 24, 32],
-        notify=lines.append,
-    )
-    return report, folder, lines
+    return quick(folder, notify=lines.append), folder, lines
 
 
 def test_a_sweep_measures_steps_and_fits_the_law(swept):
@@ -150,37 +145,14 @@ def test_a_sweep_measures_steps_and_fits_the_law(swept):
 
 def test_a_repeated_sweep_reads_its_trials(swept, monkeypatch):
     report, folder, _ = swept
-    task = sw.load_task("digits")
     monkeypatch.setattr(Training, "records", None)  # nothing is trained
-    again = sweep(
-        task,
-        task.recipe,
-        jobs=1,
-        folder=folder,
-        target=0.6,
-        seeds=1,
-        most_seeds=1,
-        tuning_seeds=1,
-        global_batches=[8, 16, 24, 32],
-    )
-    assert again == report
+    assert quick(folder) == report
 
 
 def test_seeds_are_added_until_the_median_is_known(swept, tmp_path):
     report, folder, _ = swept
     shutil.copytree(folder, tmp_path / "more")
-    task = sw.load_task("digits")
-    more = sweep(
-        task,
-        task.recipe,
-        jobs=1,
-        folder=tmp_path / "more",
-        target=0.6,
-        seeds=2,
-        most_seeds=7,
-        tuning_seeds=1,
-        global_batches=[8, 16, 24],
-    )
+    more = quick(tmp_path / "more", seeds=2, most_seeds=7, global_batches=[8, 16, 24])
     first, before = more.rungs[0], report.rungs[0]
     assert (first.lr, first.steps[0]) == (before.lr, before.steps[0])  # what was trained stays
     for rung in more.rungs:
@@ -235,27 +207,14 @@ def test_added_seeds_bring_the_error_to_where_it_should_be():
 
 def test_a_folder_of_another_recipe_is_refused(swept):
     _, folder, _ = swept
-    task = sw.load_task("digits")
-    other = task.recipe.replace(momentum=0.5)
     with pytest.raises(RunFolderError, match="use a new folder"):
-        sweep(task, other, jobs=1, folder=folder, target=0.6, seeds=1, global_batches=[8, 16, 24])
+        quick(folder, sw.load_task("digits").recipe.replace(momentum=0.5))
 
 
 def test_a_target_never_reached_says_the_best_loss(tmp_path):
-    task = sw.load_task("digits")
-    short = task.recipe.replace(epochs=0.5)
+    short = sw.load_task("digits").recipe.replace(epochs=0.5)
     with pytest.raises(TargetMissed, match=r"0\.001 .* best loss of any trial was [0-9.]+") as caught:
-        sweep(
-            task,
-            short,
-            jobs=1,
-            folder=tmp_path,
-            target=0.001,
-            seeds=1,
-            most_seeds=1,
-            tuning_seeds=1,
-            global_batches=[64, 128, 256],
-        )
+        quick(tmp_path, short, target=0.001, global_batches=[64, 128, 256])
     assert caught.value.exit_code == 3
 
 
