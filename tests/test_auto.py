@@ -60,6 +60,18 @@ def test_the_pilot_depends_on_task_recipe_and_seed_alone():
     assert found[0][0] == found[1][0]
 
 
+def test_the_price_counts_what_is_held_out():
+    task = sw.load_task("digits")
+    given = {"workers": 4, "epochs": 2.0}
+
+    def price(**more):
+        known = Pilot(noise_scale=128.0, steps=16, samples=4096, seconds=1.0)
+        _, derived, _ = complete(task, task.recipe, given | more, "auto", "cpu", known=known)
+        return next(value.value for value in derived if value.field == "samples") - known.samples
+
+    assert price(patience=3) == pytest.approx(price() * (1437 - 143) / 1437, rel=1e-3)
+
+
 def test_auto_is_as_good_as_one_worker_and_counts_its_pilot(scalewise, tmp_path):
     flags = ["--workers", 8, "--epochs", 4, "--processes", 1, "--json"]
     single = scalewise("train", "mlp", "--epochs", 4, "--json", "--quiet").json

@@ -15,6 +15,7 @@ import scalewise as sw
 from scalewise.errors import UsageError
 from scalewise.noise import NoiseEstimate, NoiseScale, ratio_of_means, signal_and_noise, weighted_mean
 from scalewise.noise.interval import Scatter
+from scalewise.noise.loops import Squares
 from scalewise.noise.precondition import preconditioner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -191,6 +192,19 @@ def test_norms_too_large_to_be_squared_are_skipped():
     monitor = NoiseScale()
     monitor.observe_norms(1e200, 1e199, small_batch=4, big_batch=8)
     assert monitor.current is None
+
+
+def test_a_parameter_that_never_has_a_gradient_counts_for_nothing():
+    model = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])  # the second is never used
+    optimizer = torch.optim.Adam(model.parameters())
+    squares = Squares(model, optimizer)
+    gradient = torch.ones(2, 3)
+    assert math.isnan(squares.norm(2, gradient))  # before the first step nothing has coordinates
+    model[0](torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    squares.begin_step()
+    assert float(squares.norm(2, gradient)) == 0.0
+    assert float(squares.norm(0, gradient)) > 0.0
 
 
 def test_sparse_gradients_are_measured():

@@ -125,6 +125,14 @@ def test_a_damaged_checkpoint_is_passed_over(scalewise, tmp_path, undisturbed):
     assert outcome.json["weights_sha256"] == undisturbed["weights_sha256"]
 
 
+def test_a_finished_run_with_nothing_left_says_so(scalewise):
+    assert scalewise("train", "digits", "--steps", 3, "--quiet").code == 0
+    again = scalewise("train", "digits", "--resume", "auto")
+    assert again.code == 0
+    assert "nothing is left to train" in again.stderr
+    assert "nothing is left" not in scalewise("train", "digits", "--resume", "auto", "--steps", 5).stderr
+
+
 def test_a_finished_run_goes_on_with_more_epochs(scalewise, undisturbed):
     assert scalewise(*TASK, *RECIPE, "--epochs", 2, "--processes", 2, "--warmup-epochs", 0.4).code == 0
     result = scalewise(*TASK, "--resume", "auto", "--epochs", 4, "--processes", 1, "--json", "--quiet").json

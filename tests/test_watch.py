@@ -28,8 +28,8 @@ from scalewise.watching.watcher import Watcher
 
 JOB = Path(__file__).parent / "jobs" / "watched.py"
 HEALTHY = [
-    "healthy", "healthy-adam-norm", "healthy-cosine", "healthy-accumulated", "healthy-uneven", "healthy-tokens",
-    "healthy-fsdp",
+    "healthy", "healthy-adam-norm", "healthy-cosine", "healthy-accumulated", "healthy-twice", "healthy-uneven",
+    "healthy-tokens", "healthy-fsdp",
 ]  # fmt: skip
 PLANTED = {
     "same-data": "same-data",
@@ -110,7 +110,8 @@ def test_gradient_norms_are_those_of_the_whole_gradient(folder, name):
 
 
 def test_the_noise_scale_agrees_between_processes_micro_batches_and_shards(folder):
-    estimates = [read_run(folder / name).noise for name in ("healthy", "healthy-accumulated", "healthy-fsdp")]
+    names = ("healthy", "healthy-accumulated", "healthy-fsdp", "healthy-twice")
+    estimates = [read_run(folder / name).noise for name in names]
     assert max(one.low for one in estimates) < min(one.high for one in estimates)
 
 

@@ -42,6 +42,7 @@ class Plan:
     skip: int | None = None
     broken: int | None = None
     tokens: bool = False
+    twice: bool = False
     watched: bool = True
 
 
@@ -51,6 +52,7 @@ PLANTS = {
     "healthy-adam-norm": Plan(optimizer="adam", lr=0.005, norm=0.1, worker_batch=32, epochs=8),
     "healthy-cosine": Plan(schedule="cosine"),
     "healthy-accumulated": Plan(micro_batches=2, worker_batch=8),
+    "healthy-twice": Plan(twice=True),
     "healthy-uneven": Plan(batches="uneven", loss="weighted"),
     "healthy-tokens": Plan(tokens=True, loss="weighted", lr=0.5),
     "healthy-fsdp": Plan(wrap="fsdp", micro_batches=2, worker_batch=8),
@@ -148,6 +150,8 @@ def loss_of(plan: Plan, model: nn.Module, x: Tensor, y: Tensor, rank: int, size:
         lengths = torch.randint(2, 12 if rank else 4, (len(x), 1), generator=generator)
         y = torch.where(torch.arange(12) < lengths, (ids + 1) % LABELS, -100).flatten()
         output = model(ids).flatten(0, 1)
+    elif plan.twice:  # two calls for one loss, as of a siamese network
+        output = torch.cat([model(half) for half in x.chunk(2)])
     else:
         output = model(x)
     if plan.loss == "mean":

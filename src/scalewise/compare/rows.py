@@ -231,15 +231,15 @@ def chosen_workers(text: str) -> list[int]:
 
 
 def _check_new(row: Sequence[Line], before: Sequence[Line]) -> None:
-    """Leave out a row that would train what another one trains already."""
-    for other in {line.name: line for line in before if line.name != "single"}:
-        same = [line.plan for line in before if line.name == other]
-        if all(any(_trains_the_same(line.plan, plan) for plan in same) for line in row):
-            raise NothingToChange(f"with this recipe it is the row {other}")
+    """Leave out a row that would train, at every number of workers, what an earlier one trains already."""
+    earlier = {line.key: _trained(line) for line in before if line.name != "single"}
+    for name in dict.fromkeys(name for name, _ in earlier):
+        if all(earlier.get((name, line.workers)) == _trained(line) for line in row):
+            raise NothingToChange(f"with this recipe it is the row {name}")
 
 
-def _trains_the_same(one: Plan, other: Plan) -> bool:
-    return (one.recipe, one.settings, one.mode) == (other.recipe, other.settings, other.mode)
+def _trained(line: Line) -> tuple[object, ...]:
+    return line.plan.recipe, line.plan.settings, line.plan.mode
 
 
 def lines(names: Sequence[str], counts: Sequence[int], facts: Facts, asked: bool) -> tuple[list[Line], list[Skipped]]:
