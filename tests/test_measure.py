@@ -239,6 +239,21 @@ def test_wrong_flags_are_refused_before_anything_is_measured(flags, message, tmp
     assert not [*tmp_path.glob("runs/*")]
 
 
+@pytest.mark.parametrize(
+    ("verify", "more", "words"),
+    [
+        ("sweep", ["--worker-batch", 128], "a sweep needs at least 3 global batches"),
+        ("branch", ["--epochs", 0.2], "branches need a single-worker run of 64 steps or more"),
+    ],
+)
+def test_a_verification_without_room_is_refused_before_anything_is_measured(verify, more, words, scalewise, tmp_path):
+    outcome = scalewise("measure", "digits", "--set", "bn=true", "--verify", verify, *more, "--out", tmp_path / "run")
+    assert outcome.code == 2
+    assert words in " ".join(outcome.stderr.split())
+    assert "memory:" not in outcome.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_data_too_few_for_the_noise_scale_are_refused_before_anything_is_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(parts, "largest_worker_batch", None)  # not called

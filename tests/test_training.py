@@ -153,6 +153,16 @@ def test_a_validation_metric_that_is_not_a_number_is_never_the_best():
     assert found == [False, True, False, True]
 
 
+def test_sparse_embeddings_are_refused_by_name():
+    def model() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True), torch.nn.Flatten(), torch.nn.Linear(6, 2))
+
+    data = torch.randint(5, (20, 2)), torch.randint(2, (20,))
+    task = sw.Task(model=model, train=data, test=data, loss=F.cross_entropy)
+    with pytest.raises(TaskError, match=r"layer '0' \(Embedding\) has sparse=True; build it with sparse=False"):
+        list(sw.train(task, sw.Recipe(worker_batch=10, steps=1, threads=1), CPU))
+
+
 def test_growing_batches_are_a_plain_loop_over_larger_ones():
     task = models.double_mlp()
     recipe = sw.Recipe(workers=2, worker_batch=5, epochs=4.0, lr=0.1, optimizer="sgd", schedule="growth", drop=2,
