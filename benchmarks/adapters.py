@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.hooks import RemovableHandle
 
 import scalewise as sw
-from scalewise.watching.watcher import Watcher
+from scalewise.watch.watcher import Watcher
 
 BATCH, INPUTS, WIDTH = 128, 784, 1024
 SETTLED = 192  # steps that are not counted: the first ones are looked at more often

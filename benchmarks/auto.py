@@ -25,8 +25,8 @@ from tempfile import TemporaryDirectory
 
 from cases import data_folder
 from report import conditions
-from scalewise.compare.statistics import Difference, paired_difference, spread
 from scalewise.records import write_atomically
+from scalewise.stats.seeds import Difference, paired_difference, spread
 
 RESULTS = Path(__file__).with_name("results")
 NON_INFERIOR = {"accuracy": -0.005, "bits_per_character": 0.01}  # points, or a share of one worker's bits

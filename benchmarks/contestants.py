@@ -27,8 +27,8 @@ from rounds import (
 )
 from scalewise import Placement, Recipe
 from scalewise.engine.loop import Training
-from scalewise.engine.memory import keep_freed_memory
 from scalewise.engine.numerics import numerics
+from scalewise.engine.processes.memory import keep_freed_memory
 
 FOR_EVER = 10**9
 

@@ -21,10 +21,10 @@ from scalewise import records
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
 from scalewise.errors import Interrupted
-from scalewise.measure.critical.branch import BranchReport, branch
-from scalewise.measure.critical.law import CriticalBatch, Estimated, agreement, from_noise
-from scalewise.measure.critical.sweep import MOST_SEEDS, TUNING_SEEDS, SweepReport, constant_rate, sweep
 from scalewise.records import Step
+from scalewise.runs.measure.critical.branch import BranchReport, branch
+from scalewise.runs.measure.critical.sweep import MOST_SEEDS, TUNING_SEEDS, SweepReport, constant_rate, sweep
+from scalewise.stats.critical_batch import CriticalBatch, Estimated, agreement, from_noise
 from scalewise.tasks import BUILT_IN
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task

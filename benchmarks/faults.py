@@ -35,13 +35,13 @@ from typing import Any
 import psutil
 import torch
 
-from scalewise.bench.hosts import Host, hosts
-from scalewise.engine import pulse
 from scalewise.engine.loop import Training
-from scalewise.engine.nursery import NAME
 from scalewise.engine.placement import Placement
+from scalewise.engine.processes import heartbeat
+from scalewise.engine.processes.fork_server import NAME
 from scalewise.recipe import Recipe
 from scalewise.records import Record
+from scalewise.runs.bench.hosts import Host, hosts
 from scalewise.tasks.load import load_task
 
 RESULTS = Path(__file__).parent / "results"
@@ -109,10 +109,10 @@ class Job:
         self.process = subprocess.Popen(command, cwd=folder, env=variables, stdout=self._out, stderr=self._error)
         self.known = 0  # the last whole step of any process
 
-    def beats(self) -> dict[int, pulse.Beat]:
+    def beats(self) -> dict[int, heartbeat.Beat]:
         """Where the processes are."""
         for folder in (self.folder / "tmp").glob("scalewise-*"):
-            return pulse.beats(folder)
+            return heartbeat.beats(folder)
         return {}
 
     def running(self) -> bool:
@@ -447,7 +447,7 @@ def overhead() -> dict[str, float]:
             times.append(time.process_time())
         parts = {
             "remember_buffers": training.strategy.model.buffers.remember,
-            "beat": lambda: setattr(pulse.PULSE, "beat", pulse.Beat(1, True)),
+            "beat": lambda: setattr(heartbeat.PULSE, "beat", heartbeat.Beat(1, True)),
             "keep_record": lambda: newest.append(record),
         }
         found = {name: round(min(timeit.repeat(part, number=1000, repeat=5)) * 1000, 2) for name, part in parts.items()}

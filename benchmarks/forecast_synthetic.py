@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from scalewise.forecast.fit import fit
+from scalewise.stats.learning_curve import fit
 
 AHEAD = 4.0  # times the largest size seen
 CLEAR = 2.0  # γ beyond so many half-widths of its ideal interval can be known; below their inverse it cannot

@@ -18,13 +18,11 @@ import numpy as np
 from PIL import Image
 
 import scalewise as sw
-from scalewise import links, records
-from scalewise.compare.folder import load_request
+from scalewise import records
 from scalewise.doctor.diagnose import diagnose_folder
-from scalewise.engine import checkpoint
-from scalewise.engine.bisect import compare
 from scalewise.engine.loop import Training
-from scalewise.engine.run import (
+from scalewise.engine.store import checkpoint
+from scalewise.engine.store.folder import (
     RunFolder,
     RunRecipe,
     begin,
@@ -34,11 +32,14 @@ from scalewise.engine.run import (
     stored_records,
 )
 from scalewise.errors import RunFolderError
-from scalewise.forecast.points import read_points
-from scalewise.measure.minima.weights import stored_weights
+from scalewise.plan import links
 from scalewise.plan.records import TaskFacts, read_records
+from scalewise.present.folders import read_run
 from scalewise.recipe import Recipe
-from scalewise.report.folders import read_run
+from scalewise.runs.bisect import compare
+from scalewise.runs.compare.comparison import load_request
+from scalewise.runs.forecast import read_points
+from scalewise.runs.measure.minima.surface import stored_weights
 from scalewise.tasks import images, sources
 from scalewise.tasks.sources import DataFile, Source
 

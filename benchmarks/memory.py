@@ -17,10 +17,10 @@ from pathlib import Path
 import scalewise as sw
 from report import Conditions, conditions
 from scalewise.engine.placement import Placement
-from scalewise.measure.memory.budget import parse_bytes, show_bytes
-from scalewise.measure.memory.children import Children
-from scalewise.measure.memory.largest import MemoryReport, largest_worker_batch
 from scalewise.recipe import Recipe
+from scalewise.runs.measure.memory.budget import parse_bytes, show_bytes
+from scalewise.runs.measure.memory.children import Children
+from scalewise.runs.measure.memory.largest import MemoryReport, largest_worker_batch
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from noise_truth import per_sample
 from report import conditions
 from scalewise import NoiseScale, Placement, load_task
 from scalewise.engine.loop import Training
-from scalewise.measure.frozen import GroupGradients, PooledNoise, estimate, preconditioners
-from scalewise.measure.noise import measure_noise
-from scalewise.noise import NoiseEstimate
+from scalewise.runs.measure.frozen import GroupGradients, PooledNoise, estimate, preconditioners
+from scalewise.runs.measure.noise import measure_noise
+from scalewise.stats.noise_scale import NoiseEstimate
 
 TRIALS = 1000
 FROZEN_GROUP_SAMPLES = 16

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scalewise import Placement, Task, load_task
 from scalewise.engine.loop import Training
-from scalewise.measure.frozen import GroupGradients
+from scalewise.runs.measure.frozen import GroupGradients
 
 GROUPS, GROUP_SAMPLES = 89, 16
 CURVATURE_SAMPLES = 256

@@ -22,7 +22,7 @@ from cases import Case, data_folder
 from rounds import Work, images, middle, spread
 from scalewise import Placement
 from scalewise.engine.loop import Training
-from scalewise.engine.memory import keep_freed_memory
+from scalewise.engine.processes.memory import keep_freed_memory
 
 CYCLES = 100
 SETTLING_STEPS = 24  # before the first cycle: an accumulating loop is looked at more often at its start

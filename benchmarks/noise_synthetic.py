@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from scalewise.noise import NoiseEstimate, NoiseScale
+from scalewise.stats.noise_scale import NoiseEstimate, NoiseScale
 
 GROUP_SAMPLES = 16
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from scalewise import Task
-from scalewise.engine.samples import Samples
+from scalewise.engine.data.samples import Samples
 from scalewise.tasks.task import Loss
 
 CHUNK = 32

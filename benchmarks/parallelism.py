@@ -25,10 +25,10 @@ from torch.utils._pytree import tree_map
 
 import scalewise as sw
 from jobs import over_link
-from scalewise.bench.parallelism import take_step, ways
-from scalewise.bench.payload import Payload
 from scalewise.engine.loop import Training
-from scalewise.engine.team import joined
+from scalewise.engine.processes.team import joined
+from scalewise.runs.bench.parallelism import take_step, ways
+from scalewise.runs.bench.payload import Payload
 from scalewise.tasks.digits import load
 
 RESULTS = Path(__file__).parent / "results"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from rounds import LEARNING_RATE, MOMENTUM, WARM_UP_STEPS, Ready, Round, Seconds, Work, endless, images, now, per_step
-from scalewise.tasks.pixels import Pixels
+from scalewise.tasks.augment import Pixels
 
 Loader = Callable[[Work], DataLoader[Any]]
 

@@ -22,13 +22,13 @@ import numpy as np
 from scipy.optimize import least_squares
 
 import scalewise as sw
-from scalewise.bench.hosts import hosts, limit
-from scalewise.bench.jobs import Job
-from scalewise.bench.work import Start
-from scalewise.links import Link
+from scalewise.plan.links import Link
+from scalewise.runs.bench.hosts import hosts, limit
+from scalewise.runs.bench.jobs import Job
+from scalewise.runs.bench.work import Start
 
 if TYPE_CHECKING:
-    from scalewise.engine.team import Team
+    from scalewise.engine.processes.team import Team
 
 STEPS, PASSES, WORKER_BATCH = 6, 5, 32
 
@@ -73,8 +73,8 @@ class Work:
     @contextmanager
     def opened(self, team: Team) -> Iterator[Callable[[Turn], float]]:
         """The median seconds of a turn's steps."""
-        from scalewise.bench.parallelism import take_step
         from scalewise.engine.loop import Training
+        from scalewise.runs.bench.parallelism import take_step
 
         where = sw.Placement(device="cpu")
         with ExitStack() as stack:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from scalewise import Task
-from scalewise.engine.memory import keep_freed_memory
-from scalewise.measure.rate import median_interval
+from scalewise.engine.processes.memory import keep_freed_memory
+from scalewise.stats.timing import median_interval
 
 ROUND_SECONDS = 0.3
 LEAST_STEPS = 3

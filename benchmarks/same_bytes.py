@@ -19,6 +19,7 @@ from pathlib import Path
 
 EIGHT = "--workers 8 --worker-batch 16 --threads 1 --steps 6"
 PLAIN = f"{EIGHT} --recipe plain"
+TOKENS = "--workers 8 --worker-batch 4 --threads 1 --steps 4 --recipe plain"
 ROWS = {
     "one worker": "digits --threads 1 --steps 20",
     "momentum, 1 process": f"digits {PLAIN} --lr 0.05 --processes 1",
@@ -47,7 +48,7 @@ ROWS = {
     "parameter server": f"digits {PLAIN} --reduce server --processes 2",
     "fsdp": f"mlp {PLAIN} --parallel fsdp --optimizer adam --lr 0.002 --processes 2",
     "pipeline": f"digits {PLAIN} --parallel pipeline --processes 2",
-    "tokens": f"chars {PLAIN} --worker-batch 4 --optimizer adam --lr 0.002 --processes 2",
+    "tokens": f"chars {TOKENS} --optimizer adam --lr 0.002 --processes 2",
 }
 RESUMED = "digits --workers 8 --worker-batch 16 --threads 1 --recipe plain --lr 0.05"
 
@@ -83,13 +84,14 @@ def main() -> int:
     parser.add_argument("--write", type=Path)
     parser.add_argument("--against", type=Path)
     options = parser.parse_args()
-    found = {"machine": platform.processor() or platform.machine(), "sha256": hashes()}
+    found = hashes()
     if options.write:
-        options.write.write_text(json.dumps(found, indent=2) + "\n")
+        written = {"machine": platform.processor() or platform.machine(), "sha256": found}
+        options.write.write_text(json.dumps(written, indent=2) + "\n")
     if options.against is None:
         return 0
     before = json.loads(options.against.read_text())["sha256"]
-    different = [name for name in before if before[name] != found["sha256"].get(name)]
+    different = [name for name in before if before[name] != found.get(name)]
     print(f"{len(before) - len(different)} of {len(before)} the same" + "".join(f"\ndiffers: {n}" for n in different))
     return 1 if different else 0
 

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 import scalewise as sw
-from scalewise.engine import checkpoint
 from scalewise.engine.loop import Training
-from scalewise.engine.run import RunFolder, RunRecipe, begin, stored_records
+from scalewise.engine.store import checkpoint
+from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, stored_records
 from scalewise.errors import Interrupted
 from scalewise.records import Result
 

@@ -23,7 +23,7 @@ from cases import Case
 from own_process import apart
 from report import Conditions, Table, conditions, to_markdown, write
 from rounds import Contestant, Measured, Work, interleave, noting, pooled
-from scalewise.bench import hosts
+from scalewise.runs.bench import hosts
 
 RATE = "1gbit"
 SETS = 2

@@ -20,7 +20,7 @@ from cases import Case
 from contestants import scalewise
 from rounds import Contestant, Measured, Ready, Work, endless, images, interleave
 from scalewise import Placement
-from scalewise.engine.team import joined
+from scalewise.engine.processes.team import joined
 
 DDP, EXACT, ALLREDUCE = "DistributedDataParallel", "scalewise, exact", "scalewise, allreduce"
 QUIET = ", noise scale off"

@@ -29,10 +29,10 @@ import torch
 from torch.nn import functional as F
 
 from scalewise import labs
-from scalewise.bench.breakeven import break_even
-from scalewise.bench.fits import Cost, Estimate, fit
-from scalewise.bench.operations import OPERATIONS
-from scalewise.bench.places import missing, places
+from scalewise.runs.bench.devices import break_even
+from scalewise.runs.bench.machine import missing, places
+from scalewise.runs.bench.operations import OPERATIONS
+from scalewise.stats.timing import Cost, Estimate, fit
 from scalewise.tasks.digits import cnn, load
 
 plt = labs.figures()

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import scalewise as sw
 from scalewise import labs
-from scalewise.engine.streams import SampleStream
+from scalewise.engine.data.streams import SampleStream
 from scalewise.tasks.digits import cnn, load
 
 plt = labs.figures()

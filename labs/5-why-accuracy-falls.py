@@ -24,10 +24,10 @@ from torch.nn import functional as F
 import scalewise as sw
 from scalewise import labs
 from scalewise.engine.loop import Training
-from scalewise.measure.critical.law import fit_law
-from scalewise.measure.minima.landscape import barrier, line
-from scalewise.measure.minima.sharpness import sharpness
-from scalewise.measure.noise import measure_noise
+from scalewise.runs.measure.minima.landscape import barrier, line
+from scalewise.runs.measure.minima.sharpness import sharpness
+from scalewise.runs.measure.noise import measure_noise
+from scalewise.stats.critical_batch import fit_law
 
 plt = labs.figures()
 torch.set_num_threads(1)

@@ -26,10 +26,10 @@ import torch
 
 import scalewise as sw
 from scalewise import labs
-from scalewise.bench.fits import fit as fit_cost
-from scalewise.forecast.fit import fit as fit_errors
-from scalewise.measure.noise import measure_noise
 from scalewise.plan.model import Inputs, rows
+from scalewise.runs.measure.noise import measure_noise
+from scalewise.stats.learning_curve import fit as fit_errors
+from scalewise.stats.timing import fit as fit_cost
 
 plt = labs.figures()
 torch.set_num_threads(1)

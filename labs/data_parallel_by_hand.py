@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from scalewise.engine.streams import SampleStream
+from scalewise.engine.data.streams import SampleStream
 from scalewise.tasks.digits import cnn, load
 
 WORKER_BATCH, STEPS, SEED = 32, 60, 0

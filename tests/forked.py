@@ -20,12 +20,12 @@ from typing import Any
 from scalewise.cli import SPINS
 
 PRELOADED = (
-    "scalewise.engine.run",
+    "scalewise.engine.store.folder",
     "scalewise.engine.auto",
     "scalewise.cli.train",
     "scalewise.cli.compare",
     "scalewise.cli.measure",
-    "scalewise.report",
+    "scalewise.present",
     "scipy.optimize",
     "scipy.stats",
     "torch.distributed.run",

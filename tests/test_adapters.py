@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import scalewise as sw
 import scalewise.adapters
 from conftest import environment
+from scalewise.doctor.observations import read_folder
 from scalewise.doctor.runs import read_run
-from scalewise.observations import read_folder
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

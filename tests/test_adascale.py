@@ -6,9 +6,9 @@ import torch
 
 import scalewise as sw
 from scalewise import schedules
-from scalewise.adascale import GainAverage, gain
-from scalewise.noise import signal_and_noise
 from scalewise.recipe import Recipe
+from scalewise.stats.gain import GainAverage, gain
+from scalewise.stats.noise_scale import signal_and_noise
 
 
 def test_the_gain_is_that_of_the_paper_in_terms_of_workers_gradients():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import scalewise as sw
-from scalewise.engine.streams import sample_keys
+from scalewise.engine.data.streams import sample_keys
 
 IMAGES = torch.randint(1, 256, (500, 3, 12, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 KEYS = sample_keys(0, torch.zeros(500, dtype=torch.long), torch.arange(500))

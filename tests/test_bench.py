@@ -15,18 +15,16 @@ import pytest
 import torch
 
 from conftest import environment
-from scalewise import links
-from scalewise.bench import cnn, devices
-from scalewise.bench.collectives import NAMES
-from scalewise.bench.exchanges import EXCHANGES, bus_factor
-from scalewise.bench.hosts import reason_unavailable
-from scalewise.bench.jobs import Job
-from scalewise.bench.operations import OPERATIONS
-from scalewise.bench.places import Place, missing, places
-from scalewise.bench.topology import topology
-from scalewise.bench.work import Start
 from scalewise.errors import Failed
-from scalewise.measure import throughput
+from scalewise.plan import links
+from scalewise.runs.bench import cnn, devices
+from scalewise.runs.bench.collectives import EXCHANGES, NAMES, bus_factor
+from scalewise.runs.bench.hosts import reason_unavailable
+from scalewise.runs.bench.jobs import Job
+from scalewise.runs.bench.machine import Place, missing, places, topology
+from scalewise.runs.bench.operations import OPERATIONS
+from scalewise.runs.bench.work import Start
+from scalewise.runs.measure import throughput
 
 REASON = reason_unavailable()
 PLANTED_SECONDS = 0.04

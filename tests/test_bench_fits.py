@@ -7,12 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from scalewise.bench.attribution import Parts, lost, medians, parts_of_step
-from scalewise.bench.breakeven import break_even
-from scalewise.bench.fits import Cost, Estimate, fit
-from scalewise.bench.operations import OPERATIONS
-from scalewise.bench.rounds import rounds
-from scalewise.links import Link
+from scalewise.plan.links import Link
+from scalewise.runs.bench.devices import break_even
+from scalewise.runs.bench.operations import OPERATIONS
+from scalewise.runs.bench.scaling import Parts, lost, medians, parts_of_step
+from scalewise.stats.timing import Cost, Estimate, fit, rounds
 
 BYTES = np.array([4e3, 3e4, 2.5e5, 1e6, 4e6, 16e6])
 NOISE, BUSY, ROUNDS, SEEDS = 0.05, 0.08, 9, 60

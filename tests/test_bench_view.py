@@ -8,17 +8,16 @@ import io
 import pytest
 from rich.console import Console
 
-from scalewise.bench.attribution import Lost
-from scalewise.bench.cnn import Trained
-from scalewise.bench.collectives import CollectivesReport, Line
-from scalewise.bench.collectives import Row as Exchange
-from scalewise.bench.devices import DevicesReport, Peak, Row, Worth
-from scalewise.bench.fits import Estimate
-from scalewise.bench.scaling import Row as Scaled
-from scalewise.bench.scaling import ScalingReport
-from scalewise.bench.topology import Topology
 from scalewise.cli import bench_view as view
-from scalewise.links import Link
+from scalewise.plan.links import Link
+from scalewise.runs.bench.cnn import Trained
+from scalewise.runs.bench.collectives import CollectivesReport, Line
+from scalewise.runs.bench.collectives import Row as Exchange
+from scalewise.runs.bench.devices import DevicesReport, Peak, Row, Worth
+from scalewise.runs.bench.machine import Topology
+from scalewise.runs.bench.scaling import Lost, ScalingReport
+from scalewise.runs.bench.scaling import Row as Scaled
+from scalewise.stats.timing import Estimate
 
 MACHINE = Topology("Abacus 9", 2, 8, 1, 2, 0.25, None)
 

@@ -14,14 +14,14 @@ import pytest
 
 import scalewise as sw
 from scalewise.cli.compare import compare
-from scalewise.compare import folder as folders
-from scalewise.compare.jobs import Job, Outcome, Setup
-from scalewise.compare.rows import Line, Plan
-from scalewise.compare.runs import facts, perform
 from scalewise.engine.loop import Training
-from scalewise.engine.pool import Stop
+from scalewise.engine.processes.pool import Stop
 from scalewise.errors import RunFolderError, UsageError
 from scalewise.recipe import Recipe
+from scalewise.runs.compare import comparison as folders
+from scalewise.runs.compare.jobs import Job, Outcome, Setup
+from scalewise.runs.compare.rows import Line, Plan
+from scalewise.runs.compare.trainings import facts, perform
 from test_resume import kill_tree, start, wait_for
 
 ROW_KEYS = {

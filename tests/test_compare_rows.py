@@ -8,15 +8,13 @@ import pytest
 from rich.text import Text
 
 from scalewise.cli import compare_views as views
-from scalewise.compare.comparison import Comparison
-from scalewise.compare.jobs import Failure, Job, Outcome, Progress
-from scalewise.compare.remaining import Remaining
-from scalewise.compare.rows import ROWS, Facts, Line, NothingToChange, Plan, chosen_rows, chosen_workers, lines
-from scalewise.compare.statistics import paired_difference, spread
-from scalewise.compare.table import Metric, curves, document, error_curve, rows
-from scalewise.compare.tuning import grid, trials, tuned
 from scalewise.errors import Failed, RecipeError, UsageError
 from scalewise.recipe import Recipe
+from scalewise.runs.compare.comparison import Comparison, Remaining, grid, trials, tuned
+from scalewise.runs.compare.jobs import Failure, Job, Outcome, Progress
+from scalewise.runs.compare.rows import ROWS, Facts, Line, NothingToChange, Plan, chosen_rows, chosen_workers, lines
+from scalewise.runs.compare.table import Metric, curves, document, error_curve, rows
+from scalewise.stats.seeds import paired_difference, spread
 from test_views import rendered
 
 ACCURACY = Metric("accuracy", True)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scalewise.measure.critical.law import (
+from scalewise.stats.critical_batch import (
     CriticalBatch,
     agreement,
     efficiency,
@@ -15,7 +15,7 @@ from scalewise.measure.critical.law import (
     from_noise,
     held_out_one_by_one,
 )
-from scalewise.noise import NoiseEstimate
+from scalewise.stats.noise_scale import NoiseEstimate
 
 BATCHES = (8, 16, 32, 64, 128, 256, 512)
 TRIALS = 1000

@@ -22,12 +22,12 @@ from scalewise.cli.doctor_view import TITLES, diagnosis_view
 from scalewise.doctor.amount import efficiency
 from scalewise.doctor.diagnose import CHECKS, Diagnosis, diagnose, diagnose_folder
 from scalewise.doctor.evidence import Baseline, BatchNorm, Evidence, Finding, gain, still_falling
+from scalewise.doctor.observations import Watched, WatchedProcess
 from scalewise.engine.loop import Training
-from scalewise.engine.run import RunFolder, RunRecipe, begin, stored_records
+from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, stored_records
 from scalewise.errors import NonFiniteLoss, UsageError
-from scalewise.noise import NoiseEstimate
-from scalewise.observations import Watched, WatchedProcess
 from scalewise.recipe import resolve
+from scalewise.stats.noise_scale import NoiseEstimate
 from scalewise.tasks.digits import digits, load, mlp
 from scalewise.tasks.generated import linear, logistic
 from scalewise.tasks.load import load_task

@@ -22,11 +22,12 @@ from torch.distributed import HashStore
 import scalewise as sw
 from conftest import environment
 from scalewise import records
-from scalewise.bench.hosts import hosts, reason_unavailable
-from scalewise.engine import checkpoint, outcomes, pulse, survivor
 from scalewise.engine.loop import Training
-from scalewise.engine.meeting import meet
+from scalewise.engine.processes import heartbeat, last_words
+from scalewise.engine.processes.rendezvous import meet
+from scalewise.engine.store import checkpoint, emergency
 from scalewise.errors import Failed, LostContact, ProcessFailed
+from scalewise.runs.bench.hosts import hosts, reason_unavailable
 from test_resume import wait_for
 
 TASK = [
@@ -60,9 +61,9 @@ class Job:
             command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def beats(self) -> dict[int, pulse.Beat]:
+    def beats(self) -> dict[int, heartbeat.Beat]:
         folders = [*(self.folder / "tmp").glob("scalewise-*")]
-        return pulse.beats(folders[0]) if folders else {}
+        return heartbeat.beats(folders[0]) if folders else {}
 
     def wait_for_step(self, step: int) -> None:
         wait_for(lambda: any(b.trains and b.step >= step for b in self.beats().values()), self.process)
@@ -231,15 +232,15 @@ def test_torchrun_restarts_and_the_run_goes_on(tmp_path, undisturbed):
 def test_a_signal_waits_until_the_document_is_said_and_noted(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setattr(
-        outcomes, "write_atomically", lambda *of: (signal.raise_signal(signal.SIGINT), records.write_atomically(*of))
+        last_words, "write_atomically", lambda *of: (signal.raise_signal(signal.SIGINT), records.write_atomically(*of))
     )
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs have it ignored
     try:
         with pytest.raises(KeyboardInterrupt):
-            outcomes.print_once("document", tmp_path)
+            last_words.print_once("document", tmp_path)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert (tmp_path / outcomes.SAID).exists()
+    assert (tmp_path / last_words.SAID).exists()
     assert capfd.readouterr().out == "document\n"
 
 
@@ -248,10 +249,10 @@ def test_an_agent_has_a_document_once(tmp_path, monkeypatch, capfd):
         if run_id is not None:
             monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
         for _ in range(2):
-            outcomes.print_once("document", tmp_path)
+            last_words.print_once("document", tmp_path)
         assert capfd.readouterr().out == "document\n" * expected
-    (tmp_path / outcomes.SAID).write_text("another agent, of an earlier job")
-    outcomes.print_once("document", tmp_path)
+    (tmp_path / last_words.SAID).write_text("another agent, of an earlier job")
+    last_words.print_once("document", tmp_path)
     assert capfd.readouterr().out == "document\n"
 
 
@@ -312,10 +313,10 @@ def test_what_a_survivor_saves_is_the_state_after_a_whole_step(tmp_path, trainin
     expected = {name: tensor.clone() for name, tensor in training.strategy.model.tensors().items()}
     training.strategy.gradients(training.progress.step, 0)  # a step that breaks off: it changes batch-norm statistics
     training.strategy._computes = True  # as with other processes
-    assert survivor.save(training, tmp_path, newest) == 4  # the record of the fourth step was still waiting
+    assert emergency.save(training, tmp_path, newest) == 4  # the record of the fourth step was still waiting
     stored = checkpoint.model_tensors(tmp_path / "step-4")
     assert all(stored[name].equal(expected[name]) for name in expected)
-    survivor.restore_records(tmp_path / "metrics.jsonl", tmp_path / "step-4")
+    emergency.restore_records(tmp_path / "metrics.jsonl", tmp_path / "step-4")
     assert [record["step"] for record in records.read(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
@@ -328,7 +329,7 @@ def test_nothing_is_saved_in_the_middle_of_an_update(tmp_path, training, monkeyp
     monkeypatch.setattr(training.strategy, "update", fail)
     with pytest.raises(RuntimeError):
         next(seen)
-    assert survivor.save(training, tmp_path, []) is None
+    assert emergency.save(training, tmp_path, []) is None
     assert not [*tmp_path.iterdir()]
 
 
@@ -338,7 +339,7 @@ def test_an_epoch_that_was_not_recorded_is_recorded_later(tmp_path, training, mo
     with Training(training.task, training.recipe, training.placement) as other:
         seen = other.records()
         newest = [next(seen) for _ in range(8)]  # the epoch's record, and training's, comes next
-        assert survivor.save(other, tmp_path, newest) == 8
+        assert emergency.save(other, tmp_path, newest) == 8
     with Training(training.task, training.recipe, training.placement) as again:
         checkpoint.load(again, tmp_path / "step-8")
         rest = [*again.records()]
@@ -353,8 +354,8 @@ def test_the_records_of_a_survivor_replace_those_from_its_first_step_on(tmp_path
     epoch = sw.Epoch(1, 1.0, 32, 0.1, {}, None, False, 0.0, 0.0)
     lines = [records.line(dataclasses.replace(step, loss=0.0)) for step in steps]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines[:3], '{"torn']))
-    assert survivor.save(training, tmp_path, [epoch, *steps[2:]]) == 5
-    survivor.restore_records(tmp_path / "metrics.jsonl", tmp_path / "step-5")
+    assert emergency.save(training, tmp_path, [epoch, *steps[2:]]) == 5
+    emergency.restore_records(tmp_path / "metrics.jsonl", tmp_path / "step-5")
     found = [*records.read(tmp_path / "metrics.jsonl")]
     assert [record["step"] for record in found] == [1, 2, 3, 4, 5]
     assert [record["loss"] == 0.0 for record in found] == [True, True, False, False, False]
@@ -392,19 +393,19 @@ def test_who_does_not_come_is_given_up():
 
 def test_the_reason_names_step_stack_and_last_lines(tmp_path):
     path = tmp_path / "pulse-1"
-    beat = pulse.Pulse()
+    beat = heartbeat.Pulse()
     beat.share(path)
-    beat.beat = pulse.Beat(12, True)
-    assert pulse.beats(tmp_path) == {1: pulse.Beat(12, True)}
-    killed = outcomes.reason(tmp_path, {0: 1, 1: -9}, "then this")
+    beat.beat = heartbeat.Beat(12, True)
+    assert heartbeat.beats(tmp_path) == {1: heartbeat.Beat(12, True)}
+    killed = last_words.reason(tmp_path, {0: 1, 1: -9}, "then this")
     assert isinstance(killed, ProcessFailed)
     assert str(killed) == "process 1 was killed by SIGKILL after step 12; then this"
-    outcomes.leave_hang(tmp_path, 1, "process 1 (worker 1) said nothing for 5 s and was killed", ["File a"])
-    hung = str(outcomes.reason(tmp_path, {1: -9}, ""))
+    last_words.leave_hang(tmp_path, 1, "process 1 (worker 1) said nothing for 5 s and was killed", ["File a"])
+    hung = str(last_words.reason(tmp_path, {1: -9}, ""))
     assert hung == "process 1 (worker 1) said nothing for 5 s and was killed after step 12, its Python stack:\n  File a"
     (tmp_path / "outcome-0.json").write_text('{"exit_code": 2, "message": "wrong", "lost_contact": false}')
-    told = outcomes.reason(tmp_path, {0: 2}, "")
+    told = last_words.reason(tmp_path, {0: 2}, "")
     assert isinstance(told, Failed)
     assert told.exit_code == 2
-    outcomes.clear(tmp_path)
+    last_words.clear(tmp_path)
     assert not [*tmp_path.iterdir()]

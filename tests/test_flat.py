@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scalewise.engine.flat import CHUNK, FlatLayout, chunk_norms, in_memory_order, is_dense, sum_of_squares
+from scalewise.engine.sums.flat import CHUNK, FlatLayout, chunk_norms, in_memory_order, is_dense, sum_of_squares
 
 
 def layout(processes: int = 1) -> FlatLayout:
@@ -40,7 +40,7 @@ def test_the_grid_does_not_depend_on_processes(processes):
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
 def test_shards_cover_everything_once(processes, monkeypatch):
-    monkeypatch.setattr("scalewise.engine.flat.BUCKET_BYTES", 16 * CHUNK)
+    monkeypatch.setattr("scalewise.engine.sums.flat.BUCKET_BYTES", 16 * CHUNK)
     grid = layout(processes)
     seen = torch.zeros(grid.size)
     for bucket in grid.buckets():

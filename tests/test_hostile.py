@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 import scalewise
 from conftest import environment
-from scalewise import links, records
-from scalewise.documents import read_bytes
+from scalewise import records
 from scalewise.errors import DataError, RunFolderError, ScalewiseError
-from scalewise.forecast.points import read_points
+from scalewise.files import read_bytes
+from scalewise.plan import links
 from scalewise.recipe import Recipe
+from scalewise.runs.forecast import read_points
 from scalewise.tasks import images, sources
 from scalewise.tasks.sources import DataFile, Source
 

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 import scalewise as sw
-from scalewise.engine.feed import ahead
-from scalewise.engine.loaders import _until_closed
+from scalewise.engine.data.feed import ahead
+from scalewise.engine.data.loaders import _until_closed
 from scalewise.errors import DataError, ProcessFailed, TaskError
 from scalewise.tasks import images
 from test_resume import start, wait_for

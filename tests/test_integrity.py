@@ -19,12 +19,13 @@ import pytest
 import scalewise as sw
 from conftest import environment
 from scalewise import records
-from scalewise.engine import checkpoint, replicas
-from scalewise.engine.lock import holding
 from scalewise.engine.loop import Training
-from scalewise.engine.model import sha256
-from scalewise.engine.run import RunFolder, RunRecipe, begin, make_folder, newest, stored_records
-from scalewise.engine.shards import verified_index
+from scalewise.engine.parallel.model import sha256
+from scalewise.engine.store import checkpoint
+from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, make_folder, newest, stored_records
+from scalewise.engine.store.lock import holding
+from scalewise.engine.store.shards import verified_index
+from scalewise.engine.sums import replicas
 from scalewise.errors import CheckpointError, DamagedCheckpoint, ReplicasDiffer, RunFolderError
 
 RECIPE = sw.Recipe(workers=2, worker_batch=8, steps=30, optimizer="adam", lr=0.01, threads=1)
@@ -316,7 +317,7 @@ def test_a_damaged_model_is_not_used(good, tmp_path, scalewise_here):
 HOLD = """
 import sys, time
 from pathlib import Path
-from scalewise.engine.lock import holding
+from scalewise.engine.store.lock import holding
 with holding(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scalewise import links
 from scalewise.errors import UsageError
-from scalewise.links import Link
+from scalewise.plan import links
+from scalewise.plan.links import Link
 
 
 def test_a_sum_over_processes_takes_two_rounds_of_messages():

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from conftest import environment
-from scalewise.bench.hosts import Host, hosts, reason_unavailable
-from scalewise.engine.team import choose_interface, interface_towards
+from scalewise.engine.processes.team import choose_interface, interface_towards
 from scalewise.errors import PlacementError
+from scalewise.runs.bench.hosts import Host, hosts, reason_unavailable
 
 REASON = reason_unavailable()
 needs_hosts = pytest.mark.skipif(REASON is not None, reason=REASON or "")
@@ -203,7 +203,8 @@ def test_the_users_interface_is_kept(monkeypatch):
 
 @needs_hosts
 def test_the_interface_on_several_machines(tmp_path):
-    ask = "import sys; from scalewise.engine.team import interface_towards as to; print([to(a) for a in sys.argv[1:]])"
+    found = "from scalewise.engine.processes.team import interface_towards"
+    ask = f"import sys; {found}; print([interface_towards(address) for address in sys.argv[1:]])"
     with hosts(2) as (first, second):
         nowhere = "192.0.2.1"
         command = [sys.executable, "-c", ask, first.address, second.address, "127.0.0.1", nowhere]

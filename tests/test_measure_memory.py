@@ -12,16 +12,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import scalewise as sw
-from scalewise.engine.memory import Free, free_memory
 from scalewise.engine.placement import Placement, loader_processes
-from scalewise.engine.shortage import is_shortage
+from scalewise.engine.processes.memory import Free, free_memory, is_shortage
 from scalewise.errors import Failed, ProcessFailed, TaskError, TooLittleMemory, UsageError
-from scalewise.measure.memory import largest as memory
-from scalewise.measure.memory.budget import parse_bytes, show_bytes
-from scalewise.measure.memory.children import Children, worst
-from scalewise.measure.memory.fitting import fit_line, largest_fitting
-from scalewise.measure.memory.jobs import Job, Note, Parts
-from scalewise.measure.memory.largest import largest_worker_batch
+from scalewise.runs.measure.memory import largest as memory
+from scalewise.runs.measure.memory.budget import parse_bytes, show_bytes
+from scalewise.runs.measure.memory.children import Children, worst
+from scalewise.runs.measure.memory.jobs import Job, Note, Parts
+from scalewise.runs.measure.memory.largest import fit_line, largest_fitting, largest_worker_batch
 
 MB = 1_000_000
 BUDGET = 600 * MB

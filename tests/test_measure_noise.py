@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 import models
 import scalewise as sw
-import scalewise.measure.noise as measured_noise
+import scalewise.runs.measure.noise as measured_noise
 from scalewise.engine.loop import Training
-from scalewise.engine.model import sha256
+from scalewise.engine.parallel.model import sha256
 from scalewise.errors import TaskError
-from scalewise.measure.frozen import GroupGradients, PooledNoise, estimate, preconditioners
-from scalewise.measure.noise import looked_at, measure_noise
-from scalewise.noise import NoiseScale
+from scalewise.runs.measure.frozen import GroupGradients, PooledNoise, estimate, preconditioners
+from scalewise.runs.measure.noise import looked_at, measure_noise
+from scalewise.stats.noise_scale import NoiseScale
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from noise_truth import per_sample

@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional as F
 
 import scalewise as sw
-from scalewise.engine.memory import Free, Held
-from scalewise.measure import throughput as module
-from scalewise.measure.rate import find_knee, median_interval, rate
-from scalewise.measure.throughput import count_operations, matrix_product_peak, throughput
+from scalewise.engine.processes.memory import Free, Held
+from scalewise.runs.measure import throughput as module
+from scalewise.runs.measure.throughput import count_operations, matrix_product_peak, throughput
+from scalewise.stats.timing import find_knee, median_interval, rate
 
 BATCHES = [2**power for power in range(12)]
 

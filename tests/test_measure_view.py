@@ -9,21 +9,21 @@ import re
 import pytest
 
 from scalewise.cli import measure_view as view
-from scalewise.measure.critical.branch import BranchReport, Stage
-from scalewise.measure.critical.law import CriticalBatch, fit_law, held_out_one_by_one
-from scalewise.measure.critical.rates import Tried
-from scalewise.measure.critical.sweep import Rung, SweepReport
-from scalewise.measure.measurement import Measurement, Minimum
-from scalewise.measure.memory.largest import MemoryReport, Part
-from scalewise.measure.minima.landscape import Line, LinePoint
-from scalewise.measure.minima.sharpness import Sharpness, SharpnessReport
-from scalewise.measure.noise import LayerNoise, NoiseReport, StageNoise
-from scalewise.measure.rate import Knee, Rate
-from scalewise.measure.throughput import ThroughputReport
-from scalewise.noise import NoiseEstimate
+from scalewise.present.stored import Stored
+from scalewise.present.stories.measure import answer, critical_section, memory_section
 from scalewise.recipe import Recipe
-from scalewise.report.stored import Stored
-from scalewise.report.stories.measurement import answer, critical_section, memory_section
+from scalewise.runs.measure.critical.branch import BranchReport, Stage
+from scalewise.runs.measure.critical.rates import Tried
+from scalewise.runs.measure.critical.sweep import Rung, SweepReport
+from scalewise.runs.measure.measurement import Measurement, Minimum
+from scalewise.runs.measure.memory.largest import MemoryReport, Part
+from scalewise.runs.measure.minima.landscape import Line, LinePoint
+from scalewise.runs.measure.minima.sharpness import Sharpness, SharpnessReport
+from scalewise.runs.measure.noise import LayerNoise, NoiseReport, StageNoise
+from scalewise.runs.measure.throughput import ThroughputReport
+from scalewise.stats.critical_batch import CriticalBatch, fit_law, held_out_one_by_one
+from scalewise.stats.noise_scale import NoiseEstimate
+from scalewise.stats.timing import Knee, Rate
 from test_views import rendered
 
 NOISE = NoiseEstimate(1300.0, 1050.0, 1700.0, enough=True)

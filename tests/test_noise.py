@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 import scalewise as sw
 from scalewise.errors import UsageError
-from scalewise.noise import NoiseEstimate, NoiseScale, ratio_of_means, signal_and_noise, weighted_mean
-from scalewise.noise.interval import Scatter
-from scalewise.noise.loops import Squares
-from scalewise.noise.precondition import preconditioner
+from scalewise.stats.interval import Scatter
+from scalewise.stats.noise_scale import NoiseEstimate, ratio_of_means, signal_and_noise, weighted_mean
+from scalewise.stats.precondition import preconditioner
+from scalewise.watch.noise import NoiseScale, Squares
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from noise_synthetic import Quadratic, Setting, coverage, frozen, moving

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from conftest import environment
-from scalewise.engine.nursery import NAME, prepared, starting_from
+from scalewise.engine.processes.fork_server import NAME, prepared, starting_from
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are given away on Linux only")
 PROGRAM = """
@@ -84,7 +84,7 @@ def test_only_python_modules_are_taken(nursery):
 
 OWNER = """
 import psutil, time
-from scalewise.engine.nursery import prepared
+from scalewise.engine.processes.fork_server import prepared
 with prepared():
     print(psutil.Process().children()[0].pid, flush=True)
     time.sleep(600)

@@ -17,11 +17,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import scalewise as sw
 from conftest import together
-from scalewise.engine.elementwise import ELEMENT_WISE
+from scalewise.engine.update.elementwise import ELEMENT_WISE
 from scalewise.errors import RecipeError
 from scalewise.optim import OPTIMIZERS, layerwise, native
-from scalewise.optim.norms import norm
-from scalewise.optim.rules import local_rate, local_rates, trust_ratio, trust_ratios
+from scalewise.optim.rules import local_rate, local_rates, norm, trust_ratio, trust_ratios
 from scalewise.recipe import Recipe
 
 JOB = Path(__file__).parent / "jobs" / "fully_shard.py"

@@ -14,13 +14,13 @@ from torch import nn
 
 import scalewise as sw
 from conftest import together
-from scalewise.bench.parallelism import Report, Row
-from scalewise.bench.payload import KINDS
 from scalewise.cli.bench_parallelism import table
-from scalewise.engine.strategies.fsdp import refuse_scalars
-from scalewise.engine.strategies.matrices import plan
-from scalewise.engine.strategies.stages import balanced, split
+from scalewise.engine.parallel.fsdp import refuse_scalars
+from scalewise.engine.parallel.stages import balanced, split
+from scalewise.engine.parallel.tensor import plan
 from scalewise.errors import PlacementError, TaskError
+from scalewise.runs.bench.parallelism import Report, Row
+from scalewise.runs.bench.payload import KINDS
 
 pytestmark = pytest.mark.timeout(900)  # for the one that starts the jobs
 JOB = Path(__file__).parent / "jobs" / "parallel.py"

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 import models
 import scalewise as sw
+from scalewise.engine.data.streams import SampleStream
 from scalewise.engine.loop import Training
-from scalewise.engine.streams import SampleStream
 from scalewise.optim import OPTIMIZERS
 
 

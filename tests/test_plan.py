@@ -12,21 +12,20 @@ import numpy as np
 import pytest
 import yaml
 
-from scalewise import adascale
 from scalewise.cli.plan_view import accuracy_line
 from scalewise.errors import UsageError
-from scalewise.links import Link, save
-from scalewise.measure.critical.law import CriticalBatch
-from scalewise.measure.efficiency import efficiency
 from scalewise.plan import law, model, words
 from scalewise.plan.assemble import Hardware, Metric, assemble, missing
-from scalewise.plan.choice import Wish, choose
-from scalewise.plan.document import Plan, rows_with_ends
+from scalewise.plan.document import Plan, Wish, choose, rows_with_ends
 from scalewise.plan.jobs import Job, command, job_file
 from scalewise.plan.law import Stage
+from scalewise.plan.links import Link, save
 from scalewise.plan.model import Inputs
 from scalewise.plan.records import Known, TaskFacts, read_records
 from scalewise.recipe import Recipe
+from scalewise.runs.measure.efficiency import efficiency
+from scalewise.stats import gain as adascale
+from scalewise.stats.critical_batch import CriticalBatch
 
 INPUTS = Inputs(
     worker_batch=32,

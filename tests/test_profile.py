@@ -16,12 +16,12 @@ from torch.nn import functional as F
 import scalewise as sw
 from conftest import environment
 from scalewise.engine.loop import Training
-from scalewise.engine.model import sha256
-from scalewise.profiling.layers import Layers
-from scalewise.profiling.phases import OTHER, PHASES
-from scalewise.profiling.profiler import profile
-from scalewise.profiling.session import observe
-from scalewise.profiling.spans import Label, Recorder, segments, spans
+from scalewise.engine.parallel.model import sha256
+from scalewise.runs.profile.layers import Layers
+from scalewise.runs.profile.profile import OTHER, PHASES
+from scalewise.runs.profile.profiler import profile
+from scalewise.runs.profile.session import observe
+from scalewise.runs.profile.spans import Label, Recorder, segments, spans
 from scalewise.tasks.digits import load
 
 PLANTED = Path(__file__).parent / "jobs" / "planted.py"

@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from scalewise.cli.profile_view import screen
-from scalewise.profiling.phases import OTHER, PHASES
-from scalewise.profiling.profile import (
+from scalewise.runs.profile.profile import (
+    OTHER,
+    PHASES,
     Communication,
     InFlight,
     LayerRow,
@@ -21,9 +22,9 @@ from scalewise.profiling.profile import (
     Setting,
     Usage,
 )
-from scalewise.profiling.spans import Label, Segment
-from scalewise.profiling.times import coalesced, middle_steps
-from scalewise.profiling.verdict import verdict
+from scalewise.runs.profile.spans import Label, Segment
+from scalewise.runs.profile.times import coalesced, middle_steps
+from scalewise.runs.profile.verdict import verdict
 
 WALL = 0.1
 SETTING = {

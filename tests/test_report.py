@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from scalewise.cli import main
-from scalewise.report import page
-from scalewise.report.charts import Mark, Series, line_chart, thinned
-from scalewise.report.folders import find_runs, read_run
-from scalewise.report.scales import Axis, Scale, fitted
-from scalewise.report.stored import Stored, read_document, read_records
+from scalewise.present import page
+from scalewise.present.charts import Mark, Series, line_chart, thinned
+from scalewise.present.folders import find_runs, read_run
+from scalewise.present.scales import Axis, Scale, fitted
+from scalewise.present.stored import Stored, read_document, read_records
 
 FOLDERS = Path(__file__).parent / "folders"
 LARGEST_PAGE = 1_500_000
@@ -269,7 +269,7 @@ def test_torn_records_are_left_out_and_said(tmp_path):
 
 
 def test_of_huge_records_every_so_many_steps_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalewise.report.stored.LARGEST_RECORDS", 1000)
+    monkeypatch.setattr("scalewise.present.stored.LARGEST_RECORDS", 1000)
     steps = [json.dumps({"kind": "step", "step": step}) for step in range(200)]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*steps, json.dumps({"kind": "epoch", "step": 200}), ""]))
     found, problem = read_records(tmp_path / "metrics.jsonl", tmp_path)

@@ -15,7 +15,7 @@ import pytest
 from scalewise.plan import model
 from scalewise.plan.model import Inputs
 from scalewise.plan.words import parse_link
-from scalewise.report import page as pages
+from scalewise.present import page as pages
 from test_report import FOLDERS, hostile
 from test_serve import Serving, write_steps
 

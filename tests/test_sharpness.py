@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import scalewise as sw
 from scalewise.errors import TaskError
-from scalewise.measure.minima import landscape
-from scalewise.measure.minima.sharpness import half_widths, largest_in_box, random_basis, sharpness
+from scalewise.runs.measure.minima import landscape
+from scalewise.runs.measure.minima.sharpness import half_widths, largest_in_box, random_basis, sharpness
 from scalewise.tasks.digits import digits, load
 
 CURVATURES = (0.5, 3.0, 40.0, 0.01)

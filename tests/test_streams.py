@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
-from scalewise.engine import streams
-from scalewise.engine.samples import hold_out, open_samples
+from scalewise.engine.data import streams
+from scalewise.engine.data.samples import hold_out, open_samples
 from scalewise.errors import TaskError
 
 

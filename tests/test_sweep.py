@@ -16,10 +16,11 @@ import torch
 import scalewise as sw
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
-from scalewise.engine.pool import Stop
+from scalewise.engine.processes.pool import Stop
 from scalewise.errors import Interrupted, RunFolderError, TargetMissed, UsageError
-from scalewise.measure.critical import rates
-from scalewise.measure.critical.branch import (
+from scalewise.recipe import Recipe
+from scalewise.runs.measure.critical import rates
+from scalewise.runs.measure.critical.branch import (
     BranchReport,
     Plan,
     branch,
@@ -28,9 +29,8 @@ from scalewise.measure.critical.branch import (
     sure_bounds,
     tolerance,
 )
-from scalewise.measure.critical.curves import Point, crossing, evaluation_steps
-from scalewise.measure.critical.laboratory import Laboratory
-from scalewise.measure.critical.sweep import (
+from scalewise.runs.measure.critical.laboratory import Laboratory
+from scalewise.runs.measure.critical.sweep import (
     MEDIAN_ERROR,
     SweepReport,
     at_global_batch,
@@ -42,8 +42,7 @@ from scalewise.measure.critical.sweep import (
     sweep,
     training_samples,
 )
-from scalewise.measure.critical.trials import Curve, Trial, follow, stored
-from scalewise.recipe import Recipe
+from scalewise.runs.measure.critical.trials import Curve, Point, Trial, crossing, evaluation_steps, follow, stored
 
 
 def power_law(step: int) -> float:

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import scalewise as sw
 from models import counting
-from scalewise.engine.lockstep import Lockstep
-from scalewise.engine.team import Team
+from scalewise.engine.parallel.lockstep import Lockstep
+from scalewise.engine.processes.team import Team
 from scalewise.tasks.digits import load
 
 

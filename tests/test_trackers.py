@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scalewise.records import read
-from scalewise.trackers.numbers import numbers
+from scalewise.trackers import numbers
 
 Points = dict[tuple[str, int], list[float]]
 

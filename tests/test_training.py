@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 import models
 import scalewise as sw
-from scalewise.engine import memory
-from scalewise.engine.failures import translated
 from scalewise.engine.loop import Training
-from scalewise.engine.model import sha256
+from scalewise.engine.parallel.model import sha256
+from scalewise.engine.processes import memory
+from scalewise.engine.processes.failures import translated
 from scalewise.errors import PlacementError, RecipeError, TaskError
 
 CPU = sw.Placement(device="cpu")
@@ -185,7 +185,7 @@ def test_growing_batches_are_a_plain_loop_over_larger_ones():
 
 FREED = """
 import torch
-from scalewise.engine.memory import held, keep_freed_memory, return_freed_memory
+from scalewise.engine.processes.memory import held, keep_freed_memory, return_freed_memory
 
 before = held().own
 keep_freed_memory()

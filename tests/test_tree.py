@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalewise.engine.flat import sum_rows
-from scalewise.engine.tree import fold_plan, share, split, whole_nodes
+from scalewise.engine.sums.flat import sum_rows
+from scalewise.engine.sums.tree import fold_plan, share, split, whole_nodes
 
 
 def summed(node: tuple[int, int], values: list[torch.Tensor]) -> torch.Tensor:

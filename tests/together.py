@@ -12,7 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
-PRELOADED = ("scalewise.engine.run", "torch.distributed.nn", "torch.optim")
+PRELOADED = ("scalewise.engine.store.folder", "torch.distributed.nn", "torch.optim")
 
 
 def main(processes: int, script: str, arguments: list[str]) -> int:

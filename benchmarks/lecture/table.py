@@ -22,10 +22,10 @@ from cases import data_folder
 from lecture.rows import ROWS, STEPS_PER_EPOCH, Row
 from report import Conditions, conditions
 from scalewise import Placement, load_task, records
-from scalewise.engine.checkpoint import load_newest
 from scalewise.engine.evaluate import evaluate
 from scalewise.engine.loop import Training
-from scalewise.engine.run import RunFolder, read_recipe
+from scalewise.engine.store.checkpoint import load_newest
+from scalewise.engine.store.folder import RunFolder, read_recipe
 
 KINDS = ("sharded", "unsharded")
 EXPLANATION = """\

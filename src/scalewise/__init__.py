@@ -9,6 +9,8 @@ Importing scalewise imports no torch; each public name is loaded when it is firs
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -18,18 +20,18 @@ if TYPE_CHECKING:
     from scalewise.engine.loop import train
     from scalewise.engine.placement import Placement
     from scalewise.errors import ScalewiseError
-    from scalewise.noise import NoiseScale
     from scalewise.recipe import Recipe
     from scalewise.records import Epoch, Result, Step
     from scalewise.tasks import augment
     from scalewise.tasks.load import load_task
     from scalewise.tasks.task import Loss, Task, accuracy
-    from scalewise.watching.watcher import watch
+    from scalewise.watch.noise import NoiseScale
+    from scalewise.watch.watcher import watch
 
 _HOMES = {
     "Epoch": "scalewise.records",
     "Loss": "scalewise.tasks.task",
-    "NoiseScale": "scalewise.noise",
+    "NoiseScale": "scalewise.watch.noise",
     "Placement": "scalewise.engine.placement",
     "Recipe": "scalewise.recipe",
     "Result": "scalewise.records",
@@ -39,7 +41,7 @@ _HOMES = {
     "accuracy": "scalewise.tasks.task",
     "load_task": "scalewise.tasks.load",
     "train": "scalewise.engine.loop",
-    "watch": "scalewise.watching.watcher",
+    "watch": "scalewise.watch.watcher",
 }
 _MODULES = {
     "adapters": "scalewise.adapters",
@@ -67,6 +69,17 @@ __all__ = [
     "train",
     "watch",
 ]
+
+
+class _Package(types.ModuleType):
+    """A public function stays what its name stands for, also once the package of that name has been imported."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _HOMES or not isinstance(value, types.ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

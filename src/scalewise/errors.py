@@ -25,7 +25,10 @@ ScalewiseError              1  it ran and failed
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class ScalewiseError(Exception):
@@ -138,3 +141,20 @@ class Failed(ScalewiseError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+OURS = Path(__file__).parent
+STANDARD = Path(sysconfig.get_path("stdlib"))
+
+
+def user_frames(error: BaseException) -> str:
+    """The frames of the user's own files and the message; libraries' and our frames are left out."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}\n    {frame.line}\n" for frame in frames]
+    return "".join(lines) + f"{type(error).__name__}: {error}"
+
+
+def _is_users(filename: str) -> bool:
+    path = Path(filename)
+    library = "site-packages" in path.parts or "dist-packages" in path.parts or filename.startswith("<frozen")
+    return not library and not {OURS, STANDARD} & {*path.parents}

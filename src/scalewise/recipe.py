@@ -10,8 +10,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from scalewise.documents import parse_json, read_bytes
 from scalewise.errors import RecipeError
+from scalewise.files import parse_json, read_bytes
 
 OptimizerName = Literal["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb", "muon"]
 LrRule = Literal["none", "linear", "sqrt", "adascale"]

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from scalewise.documents import LARGEST_LINE, LARGEST_RECORDS, check_regular, parse_json
 from scalewise.errors import RunFolderError
+from scalewise.files import LARGEST_LINE, LARGEST_RECORDS, check_regular, parse_json
 
 
 @dataclass(frozen=True)

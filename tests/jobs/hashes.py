@@ -14,8 +14,8 @@ import scalewise as sw
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import models
-from scalewise.engine import flat
-from scalewise.engine.team import leave
+from scalewise.engine.processes.team import leave
+from scalewise.engine.sums import flat
 
 DIGITS = {"workers": 8, "worker_batch": 16, "steps": 4, "lr": 0.05}
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import scalewise as sw
-from scalewise.noise.precondition import preconditioner
+from scalewise.stats.precondition import preconditioner
 
 WORKER_BATCH, STEPS = 12, 6
 Samples = tuple[torch.Tensor, torch.Tensor]

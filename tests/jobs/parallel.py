@@ -14,13 +14,13 @@ import scalewise as sw
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import models
-from scalewise.bench.parallelism import take_step
-from scalewise.bench.payload import Payload
-from scalewise.engine import checkpoint
 from scalewise.engine.loop import Training
-from scalewise.engine.model import sha256
-from scalewise.engine.team import leave
+from scalewise.engine.parallel.model import sha256
+from scalewise.engine.processes.team import leave
+from scalewise.engine.store import checkpoint
 from scalewise.errors import TaskError
+from scalewise.runs.bench.parallelism import take_step
+from scalewise.runs.bench.payload import Payload
 
 STEPS = {"workers": 4, "worker_batch": 4, "micro_batch": 2, "steps": 3, "lr": 0.05, "threads": 1}
 ADAM = {"optimizer": "adam", "lr": 0.002}

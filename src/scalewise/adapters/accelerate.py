@@ -7,9 +7,9 @@ from pathlib import Path
 from torch import nn
 from torch.optim import Optimizer
 
-from scalewise.adapters.values import noise_values
+from scalewise.adapters.common import noise_values
 from scalewise.extras import require
-from scalewise.watching.watcher import Watcher, watch
+from scalewise.watch.watcher import Watcher, watch
 
 require("accelerate")
 

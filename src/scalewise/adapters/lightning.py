@@ -14,15 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from scalewise.adapters.datasets import data_of, samples_in
-from scalewise.adapters.optimizers import WAY_OUT, recipe_of
-from scalewise.adapters.shell import Shell
-from scalewise.adapters.values import noise_values
+from scalewise.adapters.common import WAY_OUT, Shell, data_of, noise_values, recipe_of, samples_in
 from scalewise.errors import TaskError
 from scalewise.extras import require
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Batch, Data, Loss, Task
-from scalewise.watching.watcher import Watcher
+from scalewise.watch.watcher import Watcher
 
 require("lightning")
 

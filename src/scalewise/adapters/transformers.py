@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scalewise.adapters.datasets import data_of, length_of, samples_in
-from scalewise.adapters.values import noise_values
+from scalewise.adapters.common import data_of, length_of, noise_values, samples_in
 from scalewise.errors import TaskError
 from scalewise.extras import require
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Batch, Data, Loss, Task
-from scalewise.watching.watcher import Watcher, watch
+from scalewise.watch.watcher import Watcher, watch
 
 require("transformers")
 

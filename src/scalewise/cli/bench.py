@@ -20,13 +20,13 @@ from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe
 from scalewise.cli.measure_view import MeasureView
 from scalewise.engine.placement import DeviceName, Placement, ReduceName, available_cores
 from scalewise.errors import PlacementError, RecipeError, ScalewiseError, UsageError
-from scalewise.measure.memory.budget import parse_bytes
+from scalewise.runs.measure.memory.budget import parse_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from scalewise.bench.folder import Report
-    from scalewise.bench.scaling import Mode
+    from scalewise.runs.bench.folder import Report
+    from scalewise.runs.bench.scaling import Mode
 
 DERIVED_HERE = ("workers", "threads", "epochs", "steps", "schedule", "lr_rule", "warmup_epochs", "patience", "target")
 RecipeFlags = recipe_flags(__name__, without=DERIVED_HERE)
@@ -69,7 +69,7 @@ def devices(
     """
     options = Options(out, json, quiet)
     with _benching(options):
-        from scalewise.bench.devices import devices as measure
+        from scalewise.runs.bench.devices import devices as measure
 
         view = MeasureView(quiet)
         with view.live():
@@ -120,10 +120,10 @@ def collectives(
     profile = out if out is not None and out.suffix == ".json" else None
     options = Options(None if profile else out, json, quiet)
     with _benching(options):
-        from scalewise import links
-        from scalewise.bench.collectives import SIZES
-        from scalewise.bench.collectives import collectives as measure
-        from scalewise.bench.jobs import check_counts
+        from scalewise.plan import links
+        from scalewise.runs.bench.collectives import SIZES
+        from scalewise.runs.bench.collectives import collectives as measure
+        from scalewise.runs.bench.jobs import check_counts
 
         counts = _whole_numbers(processes or ",".join(map(str, _powers_of_two())), "--processes")
         check_counts(counts, 2, hosts)
@@ -222,9 +222,9 @@ def scaling(
         raise UsageError("scaling is either weak or strong, got both; drop --weak or --strong")
     options = Options(out, json, quiet)
     with _benching(options):
-        from scalewise.bench.jobs import check_counts
-        from scalewise.bench.scaling import TrainingWork, default_workers
-        from scalewise.bench.scaling import scaling as measure
+        from scalewise.runs.bench.jobs import check_counts
+        from scalewise.runs.bench.scaling import TrainingWork, default_workers
+        from scalewise.runs.bench.scaling import scaling as measure
         from scalewise.tasks.load import load_task
 
         counts = sorted(_whole_numbers(processes, "--processes"))
@@ -260,7 +260,7 @@ def scaling(
 @contextmanager
 def _benching(options: Options) -> Iterator[None]:
     """The context of a bench: it starts its processes itself, and stdout is for the JSON document."""
-    from scalewise.engine.run import check_folder
+    from scalewise.engine.store.folder import check_folder
 
     if "RANK" in os.environ:
         raise UsageError("bench starts its processes itself, got a torchrun job (RANK is set); run it without torchrun")
@@ -271,14 +271,14 @@ def _benching(options: Options) -> Iterator[None]:
         except ScalewiseError:
             raise
         except Exception as error:
-            from scalewise.engine.failures import translated
+            from scalewise.engine.processes.failures import translated
 
             raise translated(error) from error
 
 
 def _finish(report: Report, options: Options, view: MeasureView, screen: RenderableType) -> Path:
     """Write what came out into its folder, draw it, and print it."""
-    from scalewise.bench.folder import save_report
+    from scalewise.runs.bench.folder import save_report
 
     folder, text = save_report(report, options.out)
     leave_page(folder, view.console)
@@ -320,7 +320,7 @@ def _check_rate(hosts: int | None, rate: str | None) -> None:
 
 def _check_profile(profile: Path | None) -> None:
     """Before minutes of timing, whether the link profile can be written at last."""
-    from scalewise.engine.run import check_writable
+    from scalewise.engine.store.folder import check_writable
 
     if profile is not None and profile.is_dir():
         raise UsageError(f"--out {profile} must be a file if it ends in .json, got a folder; choose another")
@@ -343,7 +343,7 @@ def chosen_device(device: DeviceName, processes: int) -> DeviceName:
     """The kind of device, for so many processes; `auto` takes CUDA where each of them gets a device."""
     import torch
 
-    from scalewise.engine.team import choose_device
+    from scalewise.engine.processes.team import choose_device
 
     if device == "auto":
         return "cuda" if torch.cuda.device_count() >= processes else "cpu"

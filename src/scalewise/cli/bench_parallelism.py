@@ -16,16 +16,16 @@ from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe
 from scalewise.cli.measure_view import MeasureView, small_table
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import LostContact, PlacementError, ScalewiseError
-from scalewise.measure.memory.budget import show_bytes
+from scalewise.runs.measure.memory.budget import show_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from scalewise.bench.parallelism import Report, Row
-    from scalewise.engine.team import Team
-    from scalewise.links import Link
+    from scalewise.engine.processes.team import Team
+    from scalewise.plan.links import Link
     from scalewise.recipe import Recipe
+    from scalewise.runs.bench.parallelism import Report, Row
     from scalewise.tasks.task import Task
 
 WITHOUT = ("threads", "epochs", "steps", "schedule", "warmup_epochs", "patience", "target", "compile")
@@ -111,11 +111,11 @@ def parallelism(
 
 
 def _start(request: Request) -> int:
-    from scalewise import links
-    from scalewise.engine.launch import launch
-    from scalewise.engine.nursery import prepared
-    from scalewise.engine.run import check_folder
-    from scalewise.engine.team import takes_part
+    from scalewise.engine.processes.fork_server import prepared
+    from scalewise.engine.processes.launch import launch
+    from scalewise.engine.processes.team import takes_part
+    from scalewise.engine.store.folder import check_folder
+    from scalewise.plan import links
     from scalewise.tasks.load import load_task
 
     check_folder(request.out)
@@ -144,10 +144,10 @@ def _recipe(request: Request, task: Task) -> Recipe:
 
 
 def _take_part(request: Request, task: Task, recipe: Recipe, link: Link | None) -> int:
-    from scalewise.engine.failures import translated
-    from scalewise.engine.launch import end_with_launcher
-    from scalewise.engine.outcomes import leave_outcome
-    from scalewise.engine.team import joined
+    from scalewise.engine.processes.failures import translated
+    from scalewise.engine.processes.last_words import leave_outcome
+    from scalewise.engine.processes.launch import end_with_launcher
+    from scalewise.engine.processes.team import joined
 
     end_with_launcher()
     with joined(request.device) as team:
@@ -160,8 +160,8 @@ def _take_part(request: Request, task: Task, recipe: Recipe, link: Link | None) 
 
 
 def _compare(request: Request, task: Task, recipe: Recipe, link: Link | None, team: Team) -> int:
-    from scalewise.bench.folder import save_report
-    from scalewise.bench.parallelism import Report, compare_ways
+    from scalewise.runs.bench.folder import save_report
+    from scalewise.runs.bench.parallelism import Report, compare_ways
 
     view = MeasureView(request.quiet or not team.leads)
     with view.live():

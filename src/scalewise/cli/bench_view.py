@@ -9,18 +9,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.bench.fits import Estimate
 from scalewise.cli.measure_sentence import rough
 from scalewise.cli.measure_view import HEIGHTS, bar, heights, small_table
 from scalewise.cli.views import seconds
-from scalewise.measure.memory.budget import show_bytes
+from scalewise.runs.measure.memory.budget import show_bytes
+from scalewise.stats.timing import Estimate
 
 if TYPE_CHECKING:
-    from scalewise.bench import collectives as exchanged
-    from scalewise.bench import scaling as scaled
-    from scalewise.bench.cnn import Trained
-    from scalewise.bench.devices import DevicesReport, Peak, Row, Worth
-    from scalewise.bench.topology import Topology
+    from scalewise.runs.bench import collectives as exchanged
+    from scalewise.runs.bench import scaling as scaled
+    from scalewise.runs.bench.cnn import Trained
+    from scalewise.runs.bench.devices import DevicesReport, Peak, Row, Worth
+    from scalewise.runs.bench.machine import Topology
 
 POOR_FIT = 0.3
 BUSY = 0.5  # running programs per core, before anything was timed, from which on a person should know
@@ -49,7 +49,7 @@ def per_second(value: float) -> str:
 def ranged(estimate: Estimate, units: Units) -> str:
     """A value with its 95 % interval, all in the value's unit.
 
-    >>> from scalewise.bench.fits import Estimate
+    >>> from scalewise.stats.timing import Estimate
     >>> ranged(Estimate(0.0018, 0.0013, 0.0027), TIMES), ranged(Estimate(628e6, 400e6, 903e6), BANDWIDTHS)
     ('1.8 (1.3–2.7) ms', '628 (400–903) MB/s')
     """
@@ -124,7 +124,7 @@ def devices_screen(report: DevicesReport) -> RenderableType:
 
 def _peaks(peaks: Sequence[Peak]) -> str:
     """
-    >>> from scalewise.bench.devices import Peak
+    >>> from scalewise.runs.bench.devices import Peak
     >>> _peaks([Peak("cpu", 1, 51.23, 20.04)])
     'at most: cpu, 1 thread: 51.2 GFLOP/s and 20 GB/s'
     """

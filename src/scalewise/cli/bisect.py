@@ -20,9 +20,9 @@ from scalewise.records import finite
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scalewise.engine.bisect import Comparison, Parting
-    from scalewise.engine.replay import Replay
-    from scalewise.engine.run import RunFolder, RunRecipe
+    from scalewise.engine.store.folder import RunFolder, RunRecipe
+    from scalewise.runs.bisect import Comparison, Parting
+    from scalewise.runs.replay import Replay
 
 Recomputed = tuple["Parting", tuple["Replay", "Replay"]]
 
@@ -65,9 +65,9 @@ def bisect(
     quiet: bool
         Draw nothing.
     """
-    from scalewise.engine.bisect import compare
-    from scalewise.engine.failures import translated
-    from scalewise.engine.run import RunFolder, read_recipe
+    from scalewise.engine.processes.failures import translated
+    from scalewise.engine.store.folder import RunFolder, read_recipe
+    from scalewise.runs.bisect import compare
 
     console = views.console(quiet)
     folders = (RunFolder(left), RunFolder(right))
@@ -98,8 +98,8 @@ def _recompute(
     console: Console,
 ) -> Recomputed:
     """Both runs around a step once more."""
-    from scalewise.engine.bisect import part
-    from scalewise.engine.replay import replay
+    from scalewise.runs.bisect import part
+    from scalewise.runs.replay import replay
 
     task, data, device = how
     tasks = [stored_task(recipe, task, data) for recipe in recipes]

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from scalewise.engine.bisect import Comparison, Parting
-    from scalewise.engine.replay import Replay
+    from scalewise.runs.bisect import Comparison, Parting
+    from scalewise.runs.replay import Replay
 
 STAGES = {
     "start": "the weights before it",

@@ -18,21 +18,19 @@ from cyclopts import Parameter
 
 from scalewise.cli import compare_views as views
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, leave_page, recipe_flags, resumed_folder
-from scalewise.compare import folder as folders
-from scalewise.compare import table
-from scalewise.compare.comparison import Comparison
-from scalewise.compare.folder import Request
-from scalewise.compare.jobs import Job, Message, Outcome, Setup
-from scalewise.compare.rows import chosen_rows, chosen_workers, lines
-from scalewise.compare.table import Metric
-from scalewise.compare.work import Comparing
 from scalewise.engine.placement import DeviceName, available_cores
-from scalewise.engine.pool import Pool
+from scalewise.engine.processes.pool import Pool
 from scalewise.errors import Failed, Interrupted, ScalewiseError, UsageError
 from scalewise.recipe import fitting_lr
+from scalewise.runs.compare import comparison as folders
+from scalewise.runs.compare import table
+from scalewise.runs.compare.comparison import Comparison, Request
+from scalewise.runs.compare.jobs import Comparing, Job, Message, Outcome, Setup
+from scalewise.runs.compare.rows import chosen_rows, chosen_workers, lines
+from scalewise.runs.compare.table import Metric
 
 if TYPE_CHECKING:
-    from scalewise.compare.rows import Facts
+    from scalewise.runs.compare.rows import Facts
     from scalewise.tasks.task import Task
 
 DEFAULT_WORKERS, DEFAULT_SEEDS = "8", 5
@@ -154,8 +152,8 @@ def _start(request: Request, changed: dict[str, Any], options: Options) -> int:
 
 
 def _facts(request: Request, task: Task, options: Options) -> Facts:
-    from scalewise.compare.runs import facts
-    from scalewise.engine.failures import translated
+    from scalewise.engine.processes.failures import translated
+    from scalewise.runs.compare.trainings import facts
 
     base = task.recipe.replace(**request.given)
     if rate := fitting_lr(task.recipe, request.given):  # as train does
@@ -182,7 +180,7 @@ def _check_validation(request: Request, task: Task) -> None:
 
 def _in_folder(request: Request, comparison: Comparison, task: Task, options: Options, resumed: Path | None) -> int:
     """Run in the folder that is resumed or in a new one; a mistake in task or recipe leaves no new one behind."""
-    from scalewise.engine.run import check_writable, make_folder
+    from scalewise.engine.store.folder import check_writable, make_folder
 
     if resumed is not None:
         check_writable(resumed)

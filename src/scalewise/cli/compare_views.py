@@ -16,13 +16,12 @@ from rich.text import Text
 
 from scalewise.cli import views
 from scalewise.cli.views import console, number, seconds
-from scalewise.compare.jobs import Job, Message, Outcome, Progress
-from scalewise.compare.remaining import Remaining
-from scalewise.compare.rows import Line, Skipped
-from scalewise.compare.statistics import Difference, Spread
-from scalewise.compare.table import Metric, Point, Row, has_several_counts
-from scalewise.compare.tuning import Tuned
 from scalewise.recipe import Derived
+from scalewise.runs.compare.comparison import Remaining, Tuned
+from scalewise.runs.compare.jobs import Job, Message, Outcome, Progress
+from scalewise.runs.compare.rows import Line, Skipped
+from scalewise.runs.compare.table import Metric, Point, Row, has_several_counts
+from scalewise.stats.seeds import Difference, Spread
 
 MARKERS = "●○◆◇▲△■□"
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white", "white")

@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from scalewise.cli.views import number
-from scalewise.doctor.diagnose import CHECKS, Diagnosis
+from scalewise.doctor.diagnose import CHECKS, TITLES, Diagnosis
 from scalewise.doctor.evidence import Evidence, Finding, Severity
-from scalewise.doctor.titles import TITLES
 
 COLOURS: dict[Severity, str] = {"high": "bold white on red", "medium": "black on yellow", "low": "black on cyan"}
 

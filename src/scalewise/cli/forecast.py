@@ -16,16 +16,15 @@ from scalewise.cli import forecast_view as views
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags, resumed_folder, single_recipe
 from scalewise.cli.measure_view import MeasureView
 from scalewise.cli.views import console
-from scalewise.documents import read_json
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import DataError, ScalewiseError, TargetMissed, UsageError
+from scalewise.files import read_json
 
 if TYPE_CHECKING:
-    from scalewise.engine.run import RunRecipe
-    from scalewise.forecast.outlook import Outlook
-    from scalewise.forecast.points import Points
-    from scalewise.measure.subsets import Trained
+    from scalewise.engine.store.folder import RunRecipe
     from scalewise.plan.model import Inputs
+    from scalewise.runs.forecast import Outlook, Points
+    from scalewise.runs.subsets import Trained
     from scalewise.tasks.task import Task
 
 DOCUMENT_FILE = "forecast.json"
@@ -174,9 +173,8 @@ def _sizes(text: str | None) -> list[str]:
 
 def _from_file(request: Request) -> int:
     """Errors that are known already; they leave a folder, with a page, where --out asks for one."""
-    from scalewise.engine.run import check_folder
-    from scalewise.forecast.outlook import outlook
-    from scalewise.forecast.points import read_points
+    from scalewise.engine.store.folder import check_folder
+    from scalewise.runs.forecast import outlook, read_points
 
     if request.resume is not None:
         raise UsageError(f"--resume goes on with trainings, got a table of errors, {request.source}; drop it")
@@ -190,10 +188,10 @@ def _from_file(request: Request) -> int:
 
 def _from_task(request: Request) -> int:
     """Errors from trainings of a task, in a folder that they can be gone on with in."""
-    from scalewise.engine.failures import translated
-    from scalewise.engine.run import RunRecipe, check_folder, make_folder
-    from scalewise.forecast.outlook import outlook
-    from scalewise.measure import folder as folders
+    from scalewise.engine.processes.failures import translated
+    from scalewise.engine.store.folder import RunRecipe, check_folder, make_folder
+    from scalewise.runs.forecast import outlook
+    from scalewise.runs.measure import wanted as folders
     from scalewise.tasks.load import load_task
 
     _check_sizes(request)
@@ -225,7 +223,7 @@ def _from_task(request: Request) -> int:
 
 def _check_sizes(request: Request) -> None:
     """Refuse too few sizes for a curve before any of them is trained."""
-    from scalewise.forecast.fit import LEAST_SIZES
+    from scalewise.stats.learning_curve import LEAST_SIZES
 
     flag, asked = ("--sizes", request.sizes) if request.sizes else ("--shares", request.shares)
     if len({*asked}) < LEAST_SIZES:
@@ -233,7 +231,7 @@ def _check_sizes(request: Request) -> None:
 
 
 def _train(request: Request, task: Task, run: RunRecipe, folder: Path, view: MeasureView) -> list[Trained]:
-    from scalewise.measure.subsets import on_shares, on_sizes
+    from scalewise.runs.subsets import on_shares, on_sizes
 
     if request.sizes:
         return on_sizes(task, run, request.sizes, request.seeds, folder, request.device, view.notify)
@@ -242,8 +240,8 @@ def _train(request: Request, task: Task, run: RunRecipe, folder: Path, view: Mea
 
 def _points(request: Request, trained: list[Trained], view: MeasureView) -> Points:
     """Errors by size; none at all on the test data is less than they can show, and no point of a curve."""
-    from scalewise.forecast.fit import LEAST_SIZES
-    from scalewise.forecast.points import Kind, Points
+    from scalewise.runs.forecast import Kind, Points
+    from scalewise.stats.learning_curve import LEAST_SIZES
 
     kind: Kind = "parameters" if request.sizes else "samples"
     pairs = [(float(one.parameters if request.sizes else one.samples), one.error) for one in trained]

@@ -14,8 +14,8 @@ from scalewise.cli.plan_view import money_of
 from scalewise.cli.views import seconds
 
 if TYPE_CHECKING:
-    from scalewise.forecast.fit import Interval
-    from scalewise.forecast.outlook import Outlook
+    from scalewise.runs.forecast import Outlook
+    from scalewise.stats.learning_curve import Interval
 
 MOST_ROWS, BAR_WIDTH = 14, 12
 

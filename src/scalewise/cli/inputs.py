@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cyclopts import Token
     from pydantic.fields import FieldInfo
 
-    from scalewise.engine.run import RunRecipe
+    from scalewise.engine.store.folder import RunRecipe
     from scalewise.tasks.task import Task
 
 RECIPE = Group("Recipe (how it is learned; part of the result)", sort_key=1)
@@ -84,7 +84,7 @@ def resumed_folder(resume: str | None, out: Path | None, name: str, file: str) -
         name: what folders under runs/ begin with.
         file: what a folder to go on from holds.
     """
-    from scalewise.engine.run import newest
+    from scalewise.engine.store.folder import newest
 
     if resume is None:
         return None
@@ -107,7 +107,7 @@ def single_recipe(base: Recipe, given: dict[str, Any], device: DeviceName) -> tu
 
 def leave_page(folder: Path, console: Console) -> None:
     """Write report.html into the folder of a run that has ended; that this failed is said, and nothing more."""
-    from scalewise.report.page import leave
+    from scalewise.present.page import leave
 
     problem = leave(folder)
     if problem:

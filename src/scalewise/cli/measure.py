@@ -17,14 +17,13 @@ from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, leave_pa
 from scalewise.cli.measure_view import MeasureView, screen
 from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.errors import Interrupted, ScalewiseError, TargetMissed, TooLittleMemory, UsageError
-from scalewise.measure import folder as folders
-from scalewise.measure.folder import Request
-from scalewise.measure.memory.budget import parse_bytes
-from scalewise.measure.wanted import Part, Verify, Wanted
 from scalewise.recipe import Recipe, resolve
+from scalewise.runs.measure import wanted as folders
+from scalewise.runs.measure.memory.budget import parse_bytes
+from scalewise.runs.measure.wanted import Part, Request, Verify, Wanted
 
 if TYPE_CHECKING:
-    from scalewise.engine.run import RunRecipe
+    from scalewise.engine.store.folder import RunRecipe
     from scalewise.tasks.task import Task
 
 RecipeFlags = recipe_flags(__name__, without=("target", "patience"))
@@ -154,8 +153,8 @@ def measure(
 
 def _start(request: Request, wanted: Wanted, options: Options) -> int:
     """Load the task, complete the recipe, and measure in a folder."""
-    from scalewise.engine.failures import translated
-    from scalewise.engine.run import check_folder
+    from scalewise.engine.processes.failures import translated
+    from scalewise.engine.store.folder import check_folder
     from scalewise.tasks.load import load_task
 
     download(request.task, options.data, options.quiet)
@@ -175,7 +174,7 @@ def _start(request: Request, wanted: Wanted, options: Options) -> int:
 
 def _in_folder(request: Request, task: Task, wanted: Wanted, options: Options, resumed: Path | None) -> int:
     """Measure in the folder that is resumed or in a new one; a mistake of the user's leaves no new one behind."""
-    from scalewise.engine.run import check_writable, make_folder
+    from scalewise.engine.store.folder import check_writable, make_folder
 
     run = _complete(request, task, wanted.device)
     if resumed is not None:
@@ -196,7 +195,7 @@ def _in_folder(request: Request, task: Task, wanted: Wanted, options: Options, r
 
 def _complete(request: Request, task: Task, device: DeviceName) -> RunRecipe:
     """The recipe, complete: the file's or the task's own, what was given, and what follows from it."""
-    from scalewise.engine.run import RunRecipe
+    from scalewise.engine.store.folder import RunRecipe
 
     base = task.recipe if request.recipe is None else Recipe.load(Path(request.recipe))
     recipe, derived = resolve(base, request.given, "plain", available_cores())
@@ -208,7 +207,7 @@ def _complete(request: Request, task: Task, device: DeviceName) -> RunRecipe:
 
 def _measure(task: Task, run: RunRecipe, wanted: Wanted, options: Options, folder: Path) -> int:
     """Measure everything, then write and draw what came out."""
-    from scalewise.measure.measured import Unfinished, measured
+    from scalewise.runs.measure.measured import Unfinished, measured
 
     view = MeasureView(options.quiet)
     with view.live():

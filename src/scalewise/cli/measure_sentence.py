@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from scalewise.cli.views import number
 
 if TYPE_CHECKING:
-    from scalewise.measure.critical.law import CriticalBatch
-    from scalewise.measure.efficiency import Efficiency
-    from scalewise.measure.measurement import Measurement
-    from scalewise.measure.memory.largest import MemoryReport
-    from scalewise.measure.minima.sharpness import Sharpness
-    from scalewise.measure.throughput import ThroughputReport
-    from scalewise.noise.estimate import NoiseEstimate
+    from scalewise.runs.measure.efficiency import Efficiency
+    from scalewise.runs.measure.measurement import Measurement
+    from scalewise.runs.measure.memory.largest import MemoryReport
+    from scalewise.runs.measure.minima.sharpness import Sharpness
+    from scalewise.runs.measure.throughput import ThroughputReport
+    from scalewise.stats.critical_batch import CriticalBatch
+    from scalewise.stats.noise_scale import NoiseEstimate
 
 
 def sentence(found: Measurement) -> str:

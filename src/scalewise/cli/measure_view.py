@@ -15,17 +15,17 @@ from rich.text import Text
 
 from scalewise.cli.measure_sentence import percent, percents, rough, sentence, with_interval, worth
 from scalewise.cli.views import blocks, console, number, seconds
-from scalewise.measure.memory.budget import show_bytes
+from scalewise.runs.measure.memory.budget import show_bytes
 
 if TYPE_CHECKING:
-    from scalewise.measure.critical.branch import BranchReport
-    from scalewise.measure.critical.sweep import SweepReport
-    from scalewise.measure.efficiency import Efficiency
-    from scalewise.measure.measurement import Measurement, Minimum
-    from scalewise.measure.memory.largest import MemoryReport
-    from scalewise.measure.minima.landscape import Line, LinePoint, Plane
-    from scalewise.measure.noise import NoiseReport
-    from scalewise.measure.throughput import ThroughputReport
+    from scalewise.runs.measure.critical.branch import BranchReport
+    from scalewise.runs.measure.critical.sweep import SweepReport
+    from scalewise.runs.measure.efficiency import Efficiency
+    from scalewise.runs.measure.measurement import Measurement, Minimum
+    from scalewise.runs.measure.memory.largest import MemoryReport
+    from scalewise.runs.measure.minima.landscape import Line, LinePoint, Plane
+    from scalewise.runs.measure.noise import NoiseReport
+    from scalewise.runs.measure.throughput import ThroughputReport
 
 BAR_WIDTH = 24
 HEIGHTS = "▁▂▃▄▅▆▇█"
@@ -230,7 +230,7 @@ def _verification(found: Measurement) -> list[RenderableType]:
         return [Text(f"the critical batch could not be measured by training: {found.missed}", style="yellow"), ""]
     if found.verified is None or found.agreement is None:
         return []
-    from scalewise.measure.critical.branch import BranchReport
+    from scalewise.runs.measure.critical.branch import BranchReport
 
     style = "green" if found.agreement.startswith("they agree") else "bold yellow"
     report = found.verified
@@ -360,7 +360,7 @@ def how(found: Measurement) -> RenderableType:
 def _how_verified(found: Measurement) -> str:
     if found.verified is None:
         return ""
-    from scalewise.measure.critical.branch import BranchReport
+    from scalewise.runs.measure.critical.branch import BranchReport
 
     report = found.verified
     counts = [report.seeds] if isinstance(report, BranchReport) else [len(rung.steps) for rung in report.rungs]

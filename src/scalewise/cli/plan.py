@@ -17,17 +17,16 @@ from cyclopts import Group, Parameter
 from scalewise.cli import plan_view as views
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
 from scalewise.cli.measure_view import MeasureView
-from scalewise.cli.plan_records import complete, known_with_measured, task_facts
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import ScalewiseError, TargetMissed, UsageError
 from scalewise.plan import assemble as assembling
 from scalewise.plan.assemble import Hardware
 from scalewise.plan.jobs import IN_CONTAINERS, System
+from scalewise.runs.plan import complete, known_with_measured, task_facts
 
 if TYPE_CHECKING:
-    from scalewise.engine.run import RunRecipe
-    from scalewise.plan.choice import Wish
-    from scalewise.plan.document import Plan
+    from scalewise.engine.store.folder import RunRecipe
+    from scalewise.plan.document import Plan, Wish
     from scalewise.plan.jobs import Job
     from scalewise.plan.records import Known, TaskFacts
 
@@ -149,9 +148,9 @@ def plan(
     quiet: bool
         Draw nothing.
     """
-    from scalewise.compare.rows import chosen_workers
-    from scalewise.measure.memory.budget import parse_bytes
     from scalewise.plan import words
+    from scalewise.runs.compare.rows import chosen_workers
+    from scalewise.runs.measure.memory.budget import parse_bytes
 
     _check(node_devices, overlap, input_rate, target)
     for system in write or []:
@@ -207,9 +206,9 @@ def _check(node_devices: int, overlap: float | None, input_rate: float | None, t
 
 def _start(request: Request) -> int:
     """Load the task and what is known of it, measure the rest, and plan."""
-    from scalewise.engine.failures import translated
-    from scalewise.engine.run import make_folder
-    from scalewise.plan.choice import Wish
+    from scalewise.engine.processes.failures import translated
+    from scalewise.engine.store.folder import make_folder
+    from scalewise.plan.document import Wish
     from scalewise.plan.records import read_records
     from scalewise.tasks.load import load_task
 
@@ -239,8 +238,7 @@ def _start(request: Request) -> int:
 
 def _planned(request: Request, run: RunRecipe, facts: TaskFacts, known: Known, wish: Wish) -> Plan:
     """The plan that follows from what is known."""
-    from scalewise.plan.choice import choose
-    from scalewise.plan.document import Plan, rows_with_ends
+    from scalewise.plan.document import Plan, choose, rows_with_ends
 
     hardware = request.hardware
     if not request.link_given and known.link is not None:

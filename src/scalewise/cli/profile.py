@@ -28,7 +28,7 @@ from scalewise.recipe import Recipe, resolve
 from scalewise.records import finite, write_atomically
 
 if TYPE_CHECKING:
-    from scalewise.profiling.profiler import Outcome
+    from scalewise.runs.profile.profiler import Outcome
     from scalewise.tasks.task import Task
 
 RecipeFlags = recipe_flags(__name__, without=("target", "patience", "steps"))
@@ -120,10 +120,10 @@ def profile(
 
 def _start(request: Request) -> int:
     """Check everything that can be checked, then profile here or launch the processes that will."""
-    from scalewise.engine.launch import launch
-    from scalewise.engine.nursery import prepared
-    from scalewise.engine.run import check_folder
-    from scalewise.engine.team import takes_part
+    from scalewise.engine.processes.fork_server import prepared
+    from scalewise.engine.processes.launch import launch
+    from scalewise.engine.processes.team import takes_part
+    from scalewise.engine.store.folder import check_folder
     from scalewise.tasks.load import load_task
 
     download(request.task_spec, request.data, request.quiet)
@@ -152,10 +152,10 @@ def _recipe(request: Request, task: Task) -> Recipe:
 
 def _take_part(request: Request, task: Task, recipe: Recipe) -> int:
     """Profile as one of several processes."""
-    from scalewise.engine.launch import end_with_launcher
-    from scalewise.engine.outcomes import leave_outcome
-    from scalewise.engine.run import check_folder
-    from scalewise.engine.team import joined
+    from scalewise.engine.processes.last_words import leave_outcome
+    from scalewise.engine.processes.launch import end_with_launcher
+    from scalewise.engine.processes.team import joined
+    from scalewise.engine.store.folder import check_folder
 
     end_with_launcher()
     with joined(request.placement.device) as team:
@@ -169,8 +169,8 @@ def _take_part(request: Request, task: Task, recipe: Recipe) -> int:
 
 
 def _profile(request: Request, task: Task, recipe: Recipe, leads: bool) -> Outcome | None:
-    from scalewise.engine.failures import translated
-    from scalewise.profiling.profiler import profile as profiled
+    from scalewise.engine.processes.failures import translated
+    from scalewise.runs.profile.profiler import profile as profiled
 
     console = views.console(request.quiet or not leads)
 
@@ -187,7 +187,7 @@ def _profile(request: Request, task: Task, recipe: Recipe, leads: bool) -> Outco
 
 def _report(request: Request, task: Task, outcome: Outcome | None) -> int:
     """Write and draw what came out, where it did."""
-    from scalewise.engine.run import make_folder
+    from scalewise.engine.store.folder import make_folder
 
     if outcome is None:
         return 0

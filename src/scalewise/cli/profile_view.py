@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from scalewise.cli.views import blocks, count, number
-from scalewise.profiling.phases import COMPUTING, INPUT, MEANING, OTHER, UPDATING
-from scalewise.profiling.verdict import milliseconds, percent
+from scalewise.runs.profile.profile import COMPUTING, INPUT, MEANING, OTHER, UPDATING
+from scalewise.runs.profile.verdict import milliseconds, percent
 
 if TYPE_CHECKING:
-    from scalewise.profiling.profile import Communication, InFlight, LayerRow, PhaseRow, Piece, Point, Profile
+    from scalewise.runs.profile.profile import Communication, InFlight, LayerRow, PhaseRow, Piece, Point, Profile
 
 WIDE = 100  # columns from which there is room for what a phase is
 LAYER_LINES = 16
@@ -234,7 +234,7 @@ def process_table(found: Profile) -> Table:
 def curve(points: Sequence[Point]) -> str:
     """Values over time as heights from 0 to the largest.
 
-    >>> from scalewise.profiling.profile import Point
+    >>> from scalewise.runs.profile.profile import Point
     >>> curve([Point(0, 1.0), Point(1, 2.0)])
     '▅█'
     """

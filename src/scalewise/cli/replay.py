@@ -18,7 +18,7 @@ from scalewise.errors import ScalewiseError
 from scalewise.records import finite
 
 if TYPE_CHECKING:
-    from scalewise.engine.replay import Replay
+    from scalewise.runs.replay import Replay
 
 
 def replay(
@@ -57,9 +57,9 @@ def replay(
     quiet: bool
         Draw nothing.
     """
-    from scalewise.engine.failures import translated
-    from scalewise.engine.replay import replay as compute
-    from scalewise.engine.run import RunFolder, read_recipe
+    from scalewise.engine.processes.failures import translated
+    from scalewise.engine.store.folder import RunFolder, read_recipe
+    from scalewise.runs.replay import replay as compute
 
     console = views.console(quiet)
     with contextlib.redirect_stdout(sys.stderr):

@@ -13,7 +13,7 @@ from rich.text import Text
 from scalewise.cli.views import number
 
 if TYPE_CHECKING:
-    from scalewise.engine.replay import Replay, WorkerReplay
+    from scalewise.runs.replay import Replay, WorkerReplay
 
 SHOWN_SAMPLES = 8
 SHOWN_PARAMETERS = 12

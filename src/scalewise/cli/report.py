@@ -40,8 +40,8 @@ def report(
     quiet: bool
         Draw nothing.
     """
+    from scalewise.present.page import FILE, page
     from scalewise.records import write_atomically
-    from scalewise.report.page import FILE, page
 
     if os.environ.get("RANK", "0") != "0":
         return 0  # one process of a job writes
@@ -61,7 +61,7 @@ def report(
 
 def _check_writable(path: Path) -> None:
     """Refuse a place where no page can be written, or where something else than a page is."""
-    from scalewise.report.page import is_page
+    from scalewise.present.page import is_page
 
     if path.is_dir():
         raise UsageError(f"--out must be a file, got the folder {path}; write --out {path / 'report.html'}")

@@ -45,8 +45,8 @@ def serve(
     quiet: bool
         Draw nothing.
     """
-    from scalewise.report.serving.library import Library
-    from scalewise.report.serving.server import ADDRESS, Server
+    from scalewise.present.serving.library import Library
+    from scalewise.present.serving.server import ADDRESS, Server
 
     if not folder.is_dir():
         raise RunFolderError(f"serve needs a folder of runs, found no folder {folder}; check the path")

@@ -32,13 +32,7 @@ from scalewise.engine.placement import (
     check_recipe,
     default_processes,
 )
-from scalewise.errors import (
-    Failed,
-    LostContact,
-    PlacementError,
-    RecipeError,
-    ScalewiseError,
-)
+from scalewise.errors import Failed, LostContact, PlacementError, RecipeError, ScalewiseError
 from scalewise.extras import check as check_extra
 from scalewise.recipe import Derived, Recipe, RecipeMode
 from scalewise.trackers import TrackerName, tracking
@@ -47,8 +41,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scalewise.engine.loop import Training
-    from scalewise.engine.nursery import Nursery
-    from scalewise.engine.run import RunFolder, RunRecipe
+    from scalewise.engine.processes.fork_server import Nursery
+    from scalewise.engine.store.folder import RunFolder, RunRecipe
     from scalewise.records import Result
     from scalewise.tasks.task import Task
 
@@ -199,8 +193,8 @@ def train(
 
 def _start(request: Request) -> int:
     """Check everything that can be checked, then train here or launch the processes that will."""
-    from scalewise.engine.nursery import prepared
-    from scalewise.engine.team import takes_part
+    from scalewise.engine.processes.fork_server import prepared
+    from scalewise.engine.processes.team import takes_part
     from scalewise.tasks.load import load_task
 
     download(request.task_spec, request.data, request.quiet)
@@ -237,8 +231,7 @@ def _check_elasticity(request: Request, processes: int) -> None:
 
 def _launch(request: Request, processes: int, threads: int, nursery: Nursery | None) -> int:
     """Train in several processes on this machine, and say when they are started again."""
-    from scalewise.engine.agent import Elasticity
-    from scalewise.engine.launch import launch
+    from scalewise.engine.processes.launch import Elasticity, launch
 
     console = views.console(request.quiet)
     restarts = MAX_RESTARTS if request.max_restarts is None else request.max_restarts
@@ -254,8 +247,8 @@ def _launch(request: Request, processes: int, threads: int, nursery: Nursery | N
 def _resolve(request: Request, task: Task, measure: bool) -> tuple[RunRecipe, RunFolder | None]:
     """The recipe, complete if `measure`, and the folder of the run to go on from if there is one."""
     from scalewise.engine.auto import complete
-    from scalewise.engine.failures import translated
-    from scalewise.engine.run import (
+    from scalewise.engine.processes.failures import translated
+    from scalewise.engine.store.folder import (
         RunFolder,
         RunRecipe,
         begun_by_this_job,
@@ -303,10 +296,10 @@ def _take_part(request: Request, task: Task) -> int:
     """Train as one of several processes; all do what the first one has resolved."""
     import torch.distributed as dist
 
-    from scalewise.engine.hangs import watched
-    from scalewise.engine.launch import end_with_launcher
-    from scalewise.engine.outcomes import leave_outcome
-    from scalewise.engine.team import joined
+    from scalewise.engine.processes.last_words import leave_outcome
+    from scalewise.engine.processes.launch import end_with_launcher
+    from scalewise.engine.processes.team import joined
+    from scalewise.engine.processes.watchdog import watched
 
     end_with_launcher()
     with joined(request.placement.device) as team, watched(team, request.hang_timeout) as watch:
@@ -332,8 +325,8 @@ def _take_part(request: Request, task: Task) -> int:
 
 def _train(request: Request, task: Task, run: RunRecipe, resumed: RunFolder | None) -> Result:
     """Train on this process, and draw and store if it leads."""
-    from scalewise.engine.failures import translated
     from scalewise.engine.loop import Training
+    from scalewise.engine.processes.failures import translated
 
     every = request.checkpoint_steps
     try:
@@ -346,8 +339,8 @@ def _train(request: Request, task: Task, run: RunRecipe, resumed: RunFolder | No
 
 
 def _train_and_store(request: Request, run: RunRecipe, resumed: RunFolder | None, training: Training) -> Result:
-    from scalewise.engine.lock import holding
-    from scalewise.engine.run import check_folder
+    from scalewise.engine.store.folder import check_folder
+    from scalewise.engine.store.lock import holding
 
     folder = resumed or _agree_on_folder(request, training)
     with holding(folder.path) if training.team.leads else contextlib.nullcontext():
@@ -359,7 +352,7 @@ def _train_and_store(request: Request, run: RunRecipe, resumed: RunFolder | None
 def _train_in(
     folder: RunFolder, request: Request, run: RunRecipe, resumed: RunFolder | None, training: Training
 ) -> Result:
-    from scalewise.engine.run import begin, stored_records
+    from scalewise.engine.store.folder import begin, stored_records
     from scalewise.records import Result
 
     team = training.team
@@ -428,8 +421,8 @@ def _give_up(number: int, console: Console) -> None:
 
 def _load(training: Training, folder: RunFolder, console: Console) -> None:
     """Go on from the newest good checkpoint, and say so."""
-    from scalewise.engine.checkpoint import load_newest
-    from scalewise.engine.run import environment_changes
+    from scalewise.engine.store.checkpoint import load_newest
+    from scalewise.engine.store.folder import environment_changes
 
     for change in environment_changes(folder, training.team.device.type):
         console.print(f"resuming elsewhere: {change}; the bytes may differ", style="yellow", markup=False)
@@ -450,7 +443,7 @@ def _agree_on_folder(request: Request, training: Training) -> RunFolder:
     """The first process makes the folder of a new run; all use it."""
     import torch.distributed as dist
 
-    from scalewise.engine.run import RunFolder, make_folder
+    from scalewise.engine.store.folder import RunFolder, make_folder
 
     paths = [str(make_folder(request.out, training.task.name).path)] if training.team.leads else [""]
     if training.team.size > 1:
@@ -459,7 +452,7 @@ def _agree_on_folder(request: Request, training: Training) -> RunFolder:
 
 
 def _report(result: Result, request: Request) -> int:
-    from scalewise.engine.outcomes import leave_document, print_once
+    from scalewise.engine.processes.last_words import leave_document, print_once
 
     if request.json:
         document = to_json.dumps(result.to_json(), indent=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scalewise.doctor.evidence import Evidence, Finding, Severity, Unknown, Verdict, shown
-from scalewise.observations import Watched, unpack
+from scalewise.doctor.observations import Watched, unpack
 
 # Workers whose gradients differ by less than this, squared and relative to the gradient, saw the same samples: only
 # rounding is left. Far from its minimum a regression has noise scales of a tenth of a sample on any samples.

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from scalewise.doctor.amount import diverged, non_finite, too_few_steps
 from scalewise.doctor.data import overlapping_shards, same_data, unshuffled
-from scalewise.doctor.evidence import Evidence, Finding, Severity, Unknown, Verdict
+from scalewise.doctor.evidence import Evidence, Finding, Severity, Unknown, Verdict, shown
 from scalewise.doctor.norms import statistics_lag, worker_batch_too_small
 from scalewise.doctor.rates import lr_not_adapted, schedule_too_fast, warm_up_missing
 from scalewise.doctor.replicas import replicas_drifted, wrong_averaging
 from scalewise.doctor.runs import read_run
 from scalewise.errors import RunFolderError, UsageError
+from scalewise.stats.noise_scale import NoiseEstimate
 
 Check = Callable[[Evidence, Evidence | None], Verdict]
 
@@ -75,3 +76,50 @@ def diagnose_folder(run: Path, reference: Path | None = None) -> Diagnosis:
         raise RunFolderError(
             f"{run} must hold the numbers of a training, got some that cannot be ({error}); restore it or train anew"
         ) from None
+
+
+NOT_MEASURED = "noise scale: not measured; see `scalewise doctor` for what was in the way"
+
+
+def summary(diagnosis: Diagnosis) -> str:
+    """The noise scale, then what was found, worst first."""
+    lines = [noise_sentence(diagnosis.evidence.noise)]
+    for finding in diagnosis.findings:
+        lines += [
+            f"{finding.severity}: {TITLES[finding.cause]} ({finding.cause})",
+            f"  {finding.evidence}",
+            f"  {finding.fix}",
+        ]
+    if not diagnosis.findings:
+        lines.append(f"nothing found; {len(CHECKS) - len(diagnosis.unknown)} causes looked for")
+    return "\n".join(lines)
+
+
+def noise_sentence(noise: NoiseEstimate | None) -> str:
+    """The noise scale with its interval and verdict.
+
+    >>> noise_sentence(NoiseEstimate(120.0, 90.0, 160.0, enough=True))
+    'noise scale 120 samples (95 %: 90 to 160): enough'
+    """
+    if noise is None:
+        return NOT_MEASURED
+    value, low, high = ("?" if one is None else shown(one) for one in (noise.value, noise.low, noise.high))
+    return f"noise scale {value} samples (95 %: {low} to {high}): {noise.verdict}"
+
+
+TITLES = {
+    "non-finite": "steps that are not finite",
+    "diverged": "the loss ran away",
+    "same-data": "workers see the same data",
+    "replicas-drifted": "the copies of the model drifted apart",
+    "wrong-averaging": "uneven parts are averaged alike",
+    "overlapping-shards": "shards overlap",
+    "unshuffled": "the data are not shuffled",
+    "schedule-too-fast": "the schedule runs too fast",
+    "schedule-too-slow": "the schedule runs too slowly",
+    "warm-up-missing": "no warm-up",
+    "lr-not-adapted": "the learning rate was not adapted",
+    "too-few-steps": "too few steps for the global batch",
+    "worker-batch-too-small": "worker batch too small for batch norm",
+    "statistics-lag": "batch-norm statistics lag behind",
+}

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from scalewise.noise import NoiseEstimate
-from scalewise.observations import Watched
+from scalewise.doctor.observations import Watched
+from scalewise.stats.noise_scale import NoiseEstimate
 
 Severity = Literal["high", "medium", "low"]
 

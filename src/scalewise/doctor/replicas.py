@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from scalewise.doctor.evidence import Evidence, Finding, Severity, Unknown, Verdict, shown
-from scalewise.observations import WatchedStep
+from scalewise.doctor.observations import WatchedStep
 
 # Copies that got the same updates are the same to rounding (1e-7); one missed update moves weights by 1e-4 and more.
 LARGEST_DRIFT = 1e-5

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from scalewise.doctor.evidence import Baseline, BatchNorm, Evidence
+from scalewise.doctor.observations import is_watched, read_folder
 from scalewise.doctor.watched import from_watched
-from scalewise.documents import read_json
 from scalewise.errors import RunFolderError
-from scalewise.noise import NoiseEstimate
-from scalewise.observations import is_watched, read_folder
+from scalewise.files import read_json
 from scalewise.records import read
+from scalewise.stats.noise_scale import NoiseEstimate
 
 
 def read_run(folder: Path) -> Evidence:

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from scalewise.doctor.evidence import BatchNorm, Evidence
-from scalewise.noise import NoiseEstimate, NoiseScale
-from scalewise.noise.estimate import rounded_up
-from scalewise.observations import Watched, WatchedStep
+from scalewise.doctor.observations import Watched, WatchedStep
+from scalewise.stats.noise_scale import NoiseEstimate, NoiseScale, rounded_up
 
 
 def from_watched(name: str, processes: list[Watched]) -> Evidence:

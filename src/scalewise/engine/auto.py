@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from scalewise.engine.data.samples import held_out_samples, open_samples
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import DeviceName, Placement, available_cores
-from scalewise.engine.samples import held_out_samples, open_samples
 from scalewise.errors import RecipeError
 from scalewise.recipe import Derived, Pilot, Recipe, RecipeMode, adapts, fitting_lr, resolve
 from scalewise.records import Step

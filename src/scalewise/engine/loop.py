@@ -15,26 +15,25 @@ from typing import Self
 from torch import Tensor
 
 from scalewise import schedules
-from scalewise.engine import replicas, strategies
-from scalewise.engine import team as teams
-from scalewise.engine.evaluate import evaluate, means
-from scalewise.engine.finite import first_broken, overflows
-from scalewise.engine.labels import check_labels
-from scalewise.engine.memory import has_room_to_keep, keep_freed_memory, return_freed_memory
-from scalewise.engine.model import PlacedModel, sha256
+from scalewise.engine import parallel
+from scalewise.engine.data.labels import check_labels
+from scalewise.engine.data.samples import Samples, check_finite, hold_out, open_samples
+from scalewise.engine.evaluate import SAMPLES as STATISTICS_SAMPLES
+from scalewise.engine.evaluate import evaluate, means, recomputed, recomputes
 from scalewise.engine.numerics import numerics
 from scalewise.engine.pace import Pace, Progress
+from scalewise.engine.parallel.model import PlacedModel, sha256
+from scalewise.engine.parallel.protocol import Setup, StepNumbers, Strategy, first_broken, overflows
+from scalewise.engine.parallel.workers import numbers_tensor
 from scalewise.engine.placement import Placement, available_cores, check_processes, check_recipe, loader_processes
-from scalewise.engine.pulse import PULSE, Beat
-from scalewise.engine.samples import Samples, check_finite, hold_out, open_samples
-from scalewise.engine.statistics import SAMPLES as STATISTICS_SAMPLES
-from scalewise.engine.statistics import recomputed, recomputes
-from scalewise.engine.strategies.protocol import Setup, StepNumbers, Strategy
-from scalewise.engine.workers import numbers_tensor
+from scalewise.engine.processes import team as teams
+from scalewise.engine.processes.heartbeat import PULSE, Beat
+from scalewise.engine.processes.memory import has_room_to_keep, keep_freed_memory, return_freed_memory
+from scalewise.engine.sums import replicas
 from scalewise.errors import NonFiniteGradient, NonFiniteLoss, Place, RecipeError, TaskError
-from scalewise.noise import NoiseScale
 from scalewise.recipe import Derived, Pilot, Recipe, resolve
 from scalewise.records import Epoch, Record, Result, Step
+from scalewise.stats.noise_scale import NoiseScale
 from scalewise.tasks.task import Task
 
 
@@ -148,7 +147,7 @@ class Training:
         known = {what: part for what, part in parts.items() if part is not None}
         check_labels(task, recipe, model, known, self.team.device)
         setup = Setup(task, recipe, self.placement, self.team, samples, self.cuts, model)
-        self.strategy: Strategy = strategies.build(setup)
+        self.strategy: Strategy = parallel.build(setup)
 
     def restore(self, progress: Progress) -> None:
         """Go on from where a checkpoint was; what was not exact before stays so."""

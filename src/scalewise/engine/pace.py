@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, field
 
 from scalewise import schedules
-from scalewise.adascale import GainAverage, decay, gain
-from scalewise.engine.strategies.protocol import StepNumbers
-from scalewise.noise import signal_and_noise
+from scalewise.engine.parallel.protocol import StepNumbers
 from scalewise.recipe import ADAPTIVE, Recipe
+from scalewise.stats.gain import GainAverage, decay, gain
+from scalewise.stats.noise_scale import signal_and_noise
 
 
 @dataclass

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalewise.engine.team import all_gather
+from scalewise.engine.processes.team import all_gather
 from scalewise.horovod import timeline
 from scalewise.horovod.operations import HorovodInternalError
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from scalewise.engine.meeting import meet
-from scalewise.engine.team import choose_interface, leave, takes_part
+from scalewise.engine.processes.rendezvous import meet
+from scalewise.engine.processes.team import choose_interface, leave, takes_part
 from scalewise.errors import PlacementError
 from scalewise.horovod import timeline
 from scalewise.horovod.negotiation import Description, Handle, Negotiator, Perform, Request

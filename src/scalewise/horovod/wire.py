@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalewise.engine.flat import sum_rows
-from scalewise.engine.team import all_gather
-from scalewise.engine.tree import fold_plan, share, split, whole_nodes
+from scalewise.engine.processes.team import all_gather
+from scalewise.engine.sums.flat import sum_rows
+from scalewise.engine.sums.tree import fold_plan, share, split, whole_nodes
 from scalewise.horovod.negotiation import Description, Perform
 from scalewise.horovod.operations import ReduceOp
 

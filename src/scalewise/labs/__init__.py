@@ -3,9 +3,8 @@
 Needs `pip install scalewise[labs]`. `python -m scalewise.labs my-folder` writes the notebooks there.
 """
 
-from scalewise.labs.commands import program, scalewise
 from scalewise.labs.drawing import COLORS, animate, figures, show, table
-from scalewise.labs.files import code, measured, write
+from scalewise.labs.files import code, measured, program, scalewise, write
 from scalewise.labs.questions import check
 
 __all__ = [

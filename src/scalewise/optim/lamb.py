@@ -15,8 +15,7 @@ from torch.optim.optimizer import ParamsT
 from scalewise.errors import RecipeError
 from scalewise.optim.layerwise import Group, LayerWise, Member, Tensors
 from scalewise.optim.native import Layers, doubles
-from scalewise.optim.norms import Vector, local_part, norm, norms
-from scalewise.optim.rules import refuse_half, trust_ratio, trust_ratios
+from scalewise.optim.rules import Vector, local_part, norm, norms, refuse_half, trust_ratio, trust_ratios
 
 
 class Memory:

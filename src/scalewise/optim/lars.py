@@ -11,8 +11,7 @@ from torch.optim.optimizer import ParamsT
 from scalewise.errors import RecipeError
 from scalewise.optim.layerwise import Group, LayerWise, Member, Tensors
 from scalewise.optim.native import Layers
-from scalewise.optim.norms import local_part, memory, norm, norms
-from scalewise.optim.rules import local_rate, local_rates
+from scalewise.optim.rules import local_part, local_rate, local_rates, memory, norm, norms
 
 
 class LARS(LayerWise):

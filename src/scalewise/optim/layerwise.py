@@ -17,7 +17,7 @@ from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
 from scalewise.optim.native import Layers, compiled
-from scalewise.optim.norms import Vector, kind
+from scalewise.optim.rules import Vector, kind
 
 BATCH = 1 << 19  # elements that are taken together on a CPU, if there are several layers in them
 Tensors = list[Tensor] | tuple[Tensor, ...]

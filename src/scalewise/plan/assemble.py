@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 
 from scalewise.errors import UsageError
-from scalewise.links import Link
 from scalewise.plan import law
 from scalewise.plan.law import Critical
+from scalewise.plan.links import Link
 from scalewise.plan.model import Inputs
 from scalewise.plan.records import Known, Measured, SeenRun, TaskFacts
 from scalewise.recipe import ADAPTIVE, Recipe

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from scalewise.noise.estimate import trapezoid_weights
+from scalewise.stats.noise_scale import trapezoid_weights
 
 COVERAGE = 0.8  # of the plan's intervals
 LEAST_SPREAD = 0.03  # of log steps about the law, however well a few runs agree

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalewise import links, records
-from scalewise.documents import read_json
+from scalewise import records
 from scalewise.errors import RunFolderError, ScalewiseError
-from scalewise.links import Link
+from scalewise.files import read_json
+from scalewise.plan import links
 from scalewise.plan.law import Stage
+from scalewise.plan.links import Link
 from scalewise.recipe import Recipe
 
 MEASURED, REQUESTED, RECIPE, RESULT, METRICS = (

@@ -6,9 +6,9 @@ import math
 import re
 from pathlib import Path
 
-from scalewise import links
 from scalewise.errors import UsageError
-from scalewise.links import Link
+from scalewise.plan import links
+from scalewise.plan.links import Link
 
 SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 ETHERNET_LATENCY = 50e-6  # Assumption: one message over TCP within a data centre

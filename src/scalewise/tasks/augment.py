@@ -11,10 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
-
-from scalewise.mixing import mix
 
 Change = Callable[[Tensor, Tensor], Tensor]  # (images, keys) -> images; images: (sample, channel, row, column)
 
@@ -81,3 +79,24 @@ def _mixed(keys: Tensor, number: int) -> Tensor:
 
 def _range(length: int, like: Tensor) -> Tensor:
     return torch.arange(length, device=like.device)
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finalizer (Steele et al. 2014): every input bit changes about half of the output bits.
+
+    >>> mix(np.arange(2, dtype=np.uint64)).tolist()
+    [16294208416658607535, 10451216379200822465]
+    """
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+class Pixels(nn.Module):
+    """Bytes 0 … 255 to numbers 0 … 1: data sets stay small in memory and on the way to a device."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images of any shape."""
+        return images.float().div_(255)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from scalewise.errors import DataError, TaskError
 from scalewise.recipe import Recipe
 from scalewise.tasks import augment
-from scalewise.tasks.pixels import Pixels
+from scalewise.tasks.augment import Pixels
 from scalewise.tasks.task import Task, accuracy
 
 if TYPE_CHECKING:

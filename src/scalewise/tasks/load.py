@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalewise.errors import TaskError, UsageError, UserCodeError
+from scalewise.errors import TaskError, UsageError, UserCodeError, user_frames
 from scalewise.extras import missing
-from scalewise.frames import user_frames
 from scalewise.tasks import BUILT_IN
 from scalewise.tasks.task import Origin, Task
 

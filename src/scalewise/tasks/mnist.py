@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from scalewise.recipe import Recipe
 from scalewise.tasks import sources
-from scalewise.tasks.pixels import Pixels
+from scalewise.tasks.augment import Pixels
 from scalewise.tasks.published import FASHION_MNIST, MNIST, MNIST_PARTS
 from scalewise.tasks.sources import Source
 from scalewise.tasks.task import Task, accuracy

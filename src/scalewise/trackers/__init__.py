@@ -11,10 +11,9 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from scalewise.records import Failure, Record, line, read
-from scalewise.trackers.numbers import numbers
 
 TrackerName = Literal["tensorboard", "trackio", "wandb", "mlflow"]
 Tell = Callable[[int, Mapping[str, float]], None]  # (step, numbers by name)
@@ -44,3 +43,21 @@ def tracking(names: Sequence[TrackerName], metrics: Path, step: int) -> Iterator
             if stored["kind"] not in (Failure.kind, "result") and stored["step"] <= step:
                 tell(stored)
         yield lambda record: tell(json.loads(line(record))) if tellers else None
+
+
+def numbers(record: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
+    """The step of a stored record, and every number in it by its path.
+
+    >>> numbers({"kind": "epoch", "step": 7, "train": {"loss": 0.5}, "best": True, "validation": None})
+    (7, {'epoch/train/loss': 0.5, 'epoch/best': 1.0})
+    """
+    content = {key: value for key, value in record.items() if key not in ("kind", "step")}
+    return int(record.get("step", record.get("steps", 0))), dict(_flat(record["kind"], content))
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401  (any JSON value)
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(f"{path}/{key}", item)
+    elif isinstance(value, bool | int | float):
+        yield path, float(value)

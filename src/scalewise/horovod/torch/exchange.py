@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from scalewise.engine.tree import FoldPlan, fold_plan, share
+from scalewise.engine.sums.tree import FoldPlan, fold_plan, share
 from scalewise.horovod import wire
 from scalewise.horovod.negotiation import Handle, describe
 from scalewise.horovod.operations import ReduceOp

@@ -1,1 +1,0 @@
-"""How fast training runs, on one machine and on several."""

@@ -1,0 +1,294 @@
+"""Data parallelism: every process holds the model and runs some of the workers."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from scalewise.engine.data.feed import Feed
+from scalewise.engine.parallel.lockstep import Lockstep, check_lockstep
+from scalewise.engine.parallel.model import PlacedModel
+from scalewise.engine.parallel.protocol import (
+    HeldBytes,
+    Setup,
+    StepNumbers,
+    WorkerStep,
+    clip_coefficient,
+    mean_factor,
+    scaling,
+)
+from scalewise.engine.parallel.workers import Workers, numbers_tensor
+from scalewise.engine.placement import loader_processes
+from scalewise.engine.processes.team import Gathered
+from scalewise.engine.sums import reductions
+from scalewise.engine.sums.flat import Bucket, FlatLayout
+from scalewise.engine.sums.reductions.protocol import Scale
+from scalewise.engine.sums.replicas import fingerprint
+from scalewise.engine.sums.tree import share
+from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry, owned_stretches
+from scalewise.nn.sync import exchanging
+from scalewise.tasks.task import Number
+
+
+class DataParallel:
+    """Every process holds the model and runs some of the workers."""
+
+    def __init__(self, setup: Setup) -> None:
+        task, recipe, placement, team = setup.task, setup.recipe, setup.placement, setup.team
+        self.model = setup.model
+        shares = [share(process, team.size, recipe.workers) for process in range(team.size)]
+        self._counts = [last - first for first, last in shares]
+        self._mine = range(*shares[team.rank])
+        loaders = loader_processes(placement, team.here)
+        self.feed = Feed(task, recipe, setup.samples, setup.cuts, team.device, self._mine, loaders)
+        parameters = [*self.model.parameters.values()]
+        self.workers = Workers(task, recipe, self.model.call, parameters, self.feed, setup.cuts, team.device)
+        self._setup, self._recipe, self._cuts, self._team = setup, recipe, setup.cuts, team
+        self._weight_is_samples = task.weight_is_samples
+        self._weights_seconds = 0.0  # waited for the weights of the other processes' losses
+        self._lockstep: Lockstep | None = None
+        if recipe.batch_norm == "sync" and self.model.averages:
+            check_lockstep(team.device, len(self._mine))
+            self._lockstep = Lockstep(team, self._counts)
+
+        self._averages = [*self.model.averages.values()] if recipe.workers > 1 else []
+        averages = self.model.averages if recipe.workers > 1 else {}  # one worker's are the model's own
+        self._layout = FlatLayout(self.model.parameters, averages, team.size)
+        self._weights = self._layout.new()  # the parameters and averages live in it
+        self._layout.adopt(self._weights)
+        self._fold, self._reduction = reductions.build(placement, self._layout, team, recipe.workers)
+        self._taken: list[int] = []  # the fingerprint of the weights before this step, where it is compared
+        self._computes = False  # whether workers are at it, which change the model's buffers
+        self._overlap = _Overlap(self._layout, self._reduction.buckets, self._reduction.launch)
+        if len(self._reduction.buckets) > 1:
+            self.workers.listen()
+        stretches = owned_stretches(recipe, self._layout, self._weights, self._reduction.owned)
+        self._optimizer = FlatOptimizer(recipe, self._layout, stretches, self._reduction.complete)
+        source = self._weights if self._reduction.spreads else self._reduction.sum
+        self._new_averages = self._layout.views(source)[len(self.model.parameters) :]
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics in each worker's numbers, in order; known after the first step."""
+        return self.workers.metric_names
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long this process has waited for its samples so far."""
+        return self.feed.waited_seconds
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sum over workers has one order."""
+        return self._setup.placement.exact
+
+    @property
+    def exchange_seconds(self) -> float:
+        """How long this process has waited for the other processes so far."""
+        return self._weights_seconds + self._reduction.waited_seconds
+
+    def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
+        """The training samples of one worker in one step, and their epochs."""
+        return self.feed.samples_of(step, worker)
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self.feed.close()
+
+    def gradients(self, step: int, signal: int) -> StepNumbers:
+        """Compute every worker's gradient and reduce them to their mean; tell all processes of a signal sent here."""
+        rows: list[list[Number]] = []
+        weights: list[Gathered] = []
+
+        def gather_weights(last_weight: Number) -> None:
+            known = [[row[1]] for row in rows] + [[last_weight]]
+            weights.append(self._team.gather_rows(numbers_tensor(known, self._team.device), self._counts))
+
+        if self._team.size > 1:
+            self.model.buffers.remember()
+            self._computes = True
+        self._taken = fingerprint(self._weights) if self._is_compared(step) else []  # before workers change averages
+        if self._lockstep is not None:
+            return self._gradients_in_lockstep(self._lockstep, step, signal)
+        measures = self._setup.measures(step)
+        if len(self._mine) > 1 and self._team.size == 1:
+            self.model.buffers.remember()
+        for leaf, worker in enumerate(self._mine):
+            if leaf:
+                self.model.buffers.restore()
+            last = leaf == len(self._mine) - 1
+            ready = self._when_ready(leaf) if last and len(self._reduction.buckets) > 1 else None
+            forwarded = gather_weights if last and not self._weight_is_samples else None
+            gradients, numbers = self.workers.gradient(step, worker, measures, ready, forwarded)
+            rows.append([*numbers, signal])
+            if ready is None:
+                self._fold.put(leaf, [*gradients, *self._averages])
+        if len(self._reduction.buckets) == 1:
+            self._reduction.launch(self._reduction.buckets[0])
+        return self._reduced(step, rows, weights)
+
+    def _gradients_in_lockstep(self, lockstep: Lockstep, step: int, signal: int) -> StepNumbers:
+        """The same where layers need numbers of all workers in the middle of a pass."""
+        compute = self.workers.gradient
+        together = [
+            functools.partial(compute, step, worker, self._setup.measures(step), together=True) for worker in self._mine
+        ]
+        with exchanging(self.model.module, lockstep.exchange):
+            results = lockstep.run(together)
+        rows = [[*numbers, signal] for _, numbers in results]
+        weights = []
+        if not self._weight_is_samples:
+            known = numbers_tensor([[row[1]] for row in rows], self._team.device)
+            weights.append(self._team.gather_rows(known, self._counts))
+        for leaf, (gradients, _) in enumerate(results):
+            self._fold.put(leaf, [*gradients, *self._averages])
+        for bucket in self._reduction.buckets:
+            self._reduction.launch(bucket)
+        return self._reduced(step, rows, weights)
+
+    def _reduced(self, step: int, rows: list[list[Number]], weights: list[Gathered]) -> StepNumbers:
+        """Wait for the sum over workers and make it a mean; the numbers are on their way."""
+        self.model.buffers.check_fixed()
+        rows = [[*row, *self._taken] for row in rows]
+        gathered = self._team.gather_rows(numbers_tensor(rows, self._team.device), self._counts)
+        self._reduction.finish(self._mean(weights, self._cuts.parts(step)))
+        gathered.arrive()  # so that whoever has updated its weights also has the numbers of that step
+        measured = self._setup.measures(step) or self._recipe.clip_norm is not None
+        return StepNumbers(gathered, self._clipped() if measured else None, bool(self._taken))
+
+    def _is_compared(self, step: int) -> bool:
+        """Whether the processes' weights are compared before a step."""
+        every = self._setup.placement.check_replicas
+        return self._team.size > 1 and every > 0 and step % every == 0
+
+    def worker_steps(self, step: int) -> Iterator[WorkerStep]:
+        """This process's workers' gradients once more, at the weights as they are; nothing else changes."""
+        self.model.buffers.remember()
+        if self._lockstep is not None:
+            compute = [
+                functools.partial(self.workers.gradient, step, worker, True, together=True) for worker in self._mine
+            ]
+            with exchanging(self.model.module, self._lockstep.exchange):
+                results = self._lockstep.run(compute)
+            yield from (WorkerStep(worker, n, [*g]) for worker, (g, n) in zip(self._mine, results, strict=True))
+        else:
+            for worker in self._mine:
+                self.model.buffers.restore()
+                gradients, numbers = self.workers.gradient(step, worker, True)
+                yield WorkerStep(worker, numbers, [*gradients])
+        self.model.buffers.restore()
+
+    def _when_ready(self, leaf: int) -> Callable[[int, Tensor], None]:
+        """Fold the last worker's gradients while its backward pass goes on, and send full buckets."""
+        self._overlap.start()
+        first_average = len(self.model.parameters)
+
+        def ready(number: int, gradient: Tensor) -> None:
+            if self._overlap.untouched:  # the averages were complete after forward
+                for offset, buffer in enumerate(self._averages):
+                    self._fold.put_one(leaf, first_average + offset, buffer)
+                    self._overlap.done(first_average + offset)
+            self._fold.put_one(leaf, number, gradient)
+            self._overlap.done(number)
+
+        return ready
+
+    def _mean(self, weights: list[Gathered], parts: int) -> Scale:
+        """Gradients divided by the total weight of the global batch, averages by the number of workers."""
+        began = time.perf_counter()
+        known = weights[0].wait() if weights else None
+        self._weights_seconds += time.perf_counter() - began
+        return scaling(self._recipe, self._layout, mean_factor(self._recipe, parts, known))
+
+    def _clipped(self) -> Tensor:
+        """The squared norm of the mean gradient before clipping; then it is clipped."""
+        square = self._reduction.squared_norm()
+        if self._recipe.clip_norm is not None:
+            coefficient = clip_coefficient(self._recipe.clip_norm, square).to(self._layout.dtype)
+            for start, stop in self._reduction.owned:
+                self._reduction.sum[start : min(stop, self._layout.parameters_stop)].mul_(coefficient)
+        return square
+
+    @torch.no_grad()
+    def update(self, lr: float) -> None:
+        """Change the weights and the averaged buffers."""
+        self._optimizer.step(self._reduction.sum, lr)
+        if self._reduction.spreads:
+            for start, stop in self._reduction.owned:
+                first = max(start, self._layout.parameters_stop)  # the averages; the parameters are there already
+                self._weights[first:stop] = self._reduction.sum[first:stop]
+            self._reduction.publish(self._weights)
+        if self._averages:
+            torch._foreach_copy_(self._averages, self._new_averages)
+        self._computes = False
+
+    @contextmanager
+    def whole(self) -> Iterator[PlacedModel]:
+        """The model itself."""
+        yield self.model
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Overwrite parameters and buffers."""
+        self.model.load(tensors)
+
+    def fingerprint(self) -> list[int] | None:
+        """Of the weights and averages, which are in one vector."""
+        return fingerprint(self._weights)
+
+    def broken(self) -> str | None:
+        """The name of a parameter that is not finite."""
+        return next((name for name, value in self.model.parameters.items() if not value.isfinite().all()), None)
+
+    def held(self) -> HeldBytes:
+        """The model, the sums over workers, and the state of what this process updates."""
+        vectors = {buffer.data_ptr(): buffer.nbytes for buffer in (*self._fold.buffers, self._reduction.sum)}
+        return HeldBytes(self._weights.nbytes, sum(vectors.values()), self._optimizer.bytes())
+
+    def state(self) -> list[StateEntry]:
+        """The optimizer's state: what this process has, and need not share."""
+        return self._optimizer.state() if self._reduction.spreads or self._team.leads else []
+
+    def survived(self) -> list[StateEntry] | None:
+        """Everything, unless each process updates a part; what the workers of a broken step changed is undone."""
+        if self._reduction.spreads:
+            return None
+        if self._computes:
+            self.model.buffers.restore()
+        return self._optimizer.state()
+
+    def load_state(self, names: Iterable[str], read: Reader) -> None:
+        """Fill the optimizer's state for what this process updates."""
+        self._optimizer.load(names, read)
+
+
+class _Overlap:
+    """Launches buckets, in one order on every process, as soon as all that lies in them is there."""
+
+    def __init__(self, layout: FlatLayout, buckets: list[Bucket], launch: Callable[[Bucket], None]) -> None:
+        self._buckets, self._launch = buckets, launch
+        spans = [(start, start + layout.tensors[name].numel()) for name, start in layout.starts.items()]
+        self._buckets_of = [
+            [number for number, bucket in enumerate(buckets) if start < bucket.stop and bucket.start < stop]
+            for start, stop in spans
+        ]
+        self._sizes = [sum(number in touched for touched in self._buckets_of) for number in range(len(buckets))]
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._missing = list(self._sizes)
+        self._next = 0
+        self.untouched = True
+
+    def done(self, tensor: int) -> None:
+        """Tensor number `tensor` is complete."""
+        self.untouched = False
+        for bucket in self._buckets_of[tensor]:
+            self._missing[bucket] -= 1
+        while self._next < len(self._buckets) and not self._missing[self._next]:
+            self._launch(self._buckets[self._next])
+            self._next += 1

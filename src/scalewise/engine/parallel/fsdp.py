@@ -1,0 +1,424 @@
+"""Fully sharded data parallelism on FSDP2: every process holds a part of every tensor and runs some of the workers.
+
+A layer's parameters are gathered when a pass comes to it and let go of afterwards. The workers' gradients are summed in
+the order of the fixed tree (ordered_scatter.py) and norms are taken on the whole vector's chunk grid (grid.py), so the
+bytes are those of data parallelism.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.tensor import DTensor
+
+from scalewise.engine.data.feed import Feed
+from scalewise.engine.parallel.model import Buffers, PlacedModel
+from scalewise.engine.parallel.protocol import (
+    HeldBytes,
+    Setup,
+    StepNumbers,
+    WorkerStep,
+    clip_coefficient,
+    mean_factor,
+    norm_matters,
+)
+from scalewise.engine.parallel.split import Shelf, broken_anywhere, first_line
+from scalewise.engine.parallel.workers import Workers, added, numbers_tensor, square_of
+from scalewise.engine.placement import loader_processes
+from scalewise.engine.sums import reductions
+from scalewise.engine.sums.flat import FlatLayout, Piece, Stretch, sum_of_squares, sum_rows
+from scalewise.engine.sums.grid import RangeNorms, chunk_ranges
+from scalewise.engine.sums.tree import FoldPlan, fold_plan, share, whole_nodes
+from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry
+from scalewise.errors import PlacementError, TaskError
+from scalewise.tasks.task import Number
+
+
+class FullyShardedParallel:
+    """Every process holds a part of every tensor and runs as many workers as every other."""
+
+    def __init__(self, setup: Setup) -> None:
+        recipe, team = setup.recipe, setup.team
+        self.model, self._setup, self._team = setup.model, setup, team
+        self._mine = range(*share(team.rank, team.size, recipe.workers))
+        self._counts = [len(self._mine)] * team.size
+        loaders = loader_processes(setup.placement, team.here)
+        self._feed = Feed(setup.task, recipe, setup.samples, setup.cuts, team.device, self._mine, loaders)
+
+        refuse_scalars(setup.model.module)
+        self._module = copy.deepcopy(setup.model.module)
+        shard(self._module, team.size, recipe.workers)
+        sharded = dict(self._module.named_parameters())
+        self._shards = {name: _local(sharded[name]) for name in setup.model.parameters}
+        self._parameters = [sharded[name] for name in self._shards]
+        self._workers = Workers(setup.task, recipe, self._module, self._parameters, self._feed, setup.cuts, team.device)
+        self._norms = _GradientNorms(self._module, [*self._shards])
+
+        self._sum = torch.zeros(
+            sum(part.numel() for part in self._shards.values()), dtype=self._parameters[0].dtype, device=team.device
+        )
+        sizes = [part.numel() for part in self._shards.values()]
+        self._gradients = [g.view(p.shape) for g, p in zip(self._sum.split(sizes), self._shards.values(), strict=True)]
+        layout = FlatLayout(setup.model.parameters, {}, 1)
+        self._shelf = Shelf(setup.model)
+        self._stretches = self._cut(layout)
+        self._optimizer = FlatOptimizer(recipe, layout, self._stretches, dist.all_reduce)
+        self._chunk_norms = RangeNorms(layout, chunk_ranges(layout), self._stretches, dist.all_reduce)
+        self._averages = _Averages(setup, self._module)
+
+    def _cut(self, layout: FlatLayout) -> list[Stretch]:
+        """The local shards: neighbouring elements of parameters, since these are cut by rows."""
+        stretches, local = [], 0
+        layout.cut_at_tensors()
+        for name, part in self._shards.items():
+            full = layout.tensors[name]
+            starts = [first_element(full, process, self._team.size) for process in range(self._team.size)]
+            start, first = starts[self._team.rank], layout.starts[name] + starts[self._team.rank]
+            layout.cuts += [layout.starts[name] + other for other in starts]
+            if part.numel():
+                piece = Piece(name, start, start + part.numel(), first)
+                weights = part.view(-1).detach().requires_grad_()
+                stretches.append(Stretch(first, weights, [piece], shift=first - local))
+            local += part.numel()
+        return stretches
+
+    @property
+    def exact(self) -> bool:
+        """Sums have one order and norms one grid."""
+        return True
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics in each worker's numbers, in order; known after the first step."""
+        return self._workers.metric_names
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long this process has waited for its samples so far."""
+        return self._feed.waited_seconds
+
+    def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
+        """The training samples of one worker in one step, and their epochs."""
+        return self._feed.samples_of(step, worker)
+
+    def gradients(self, step: int, signal: int) -> StepNumbers:
+        """A pass of one worker on every process at a time; the last one brings the sum over all."""
+        rows: list[list[Number]] = []
+        self._averages.begin()
+        for leaf, worker in enumerate(self._mine):
+            self._averages.begin_worker(leaf)
+            rows.append([*self._worker(step, worker), signal])
+            self._averages.end_worker(leaf)
+        table = numbers_tensor(rows, self._team.device)
+        gathered = self._team.gather_rows(table, self._counts)
+        weights = None if self._setup.task.weight_is_samples else gathered.wait()[:, 1]
+        for place, parameter in zip(self._gradients, self._parameters, strict=True):
+            assert parameter.grad is not None
+            place.copy_(_local(parameter.grad))
+            parameter.grad = None
+        self._averages.finish()
+        self._sum.mul_(mean_factor(self._setup.recipe, self._setup.cuts.parts(step), weights))
+        clips = self._setup.recipe.clip_norm is not None
+        return StepNumbers(gathered, self._clipped() if clips or self._setup.measures(step) else None)
+
+    def _worker(self, step: int, worker: int) -> list[Number]:
+        """One worker's passes; its gradient goes where it is summed."""
+        numbers: list[Number] = []
+        measures, worker_batch = self._setup.measures(step), self._setup.recipe.worker_batch
+        for parameter in self._parameters:
+            parameter.grad = None
+        with _only_called():
+            for root, row, last in self._workers.passes(step, worker):
+                assert isinstance(self._module, FSDPModule)
+                self._module.set_requires_gradient_sync(last)
+                with self._norms.taken(measures):
+                    root.backward()
+                numbers = added(numbers, row)
+                if measures:
+                    numbers[2] += self._norms.square() * (worker_batch / row[1]) ** 2
+        return numbers
+
+    def _clipped(self) -> Tensor:
+        """The squared norm of the mean gradient before clipping; then it is clipped."""
+        square = self._squared_norm()
+        if self._setup.recipe.clip_norm is not None:
+            self._sum.mul_(clip_coefficient(self._setup.recipe.clip_norm, square).to(self._sum.dtype))
+        return square
+
+    def _squared_norm(self) -> Tensor:
+        """On the chunk grid where it enters the update; else from the shards, for which less is exchanged."""
+        if norm_matters(self._setup.recipe):
+            (norms,) = self._chunk_norms([[stretch.place(self._sum) for stretch in self._stretches]])
+            return sum_of_squares(norms)
+        return self._team.total(sum_of_squares(torch.stack(torch._foreach_norm([*self._sum.split(1 << 16)]))))
+
+    @torch.no_grad()
+    def update(self, lr: float) -> None:
+        """Change the local shards and the averaged buffers."""
+        self._optimizer.step(self._sum, lr)
+        self._averages.update()
+
+    def whole(self) -> AbstractContextManager[PlacedModel]:
+        """The model with all shards gathered."""
+        return self._shelf.filled(self._tensors())
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._module.named_parameters():
+            yield name, cast(DTensor, parameter.detach()).full_tensor()
+        yield from self._module.named_buffers()
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take this process's shards of the parameters, and the buffers."""
+        for name, parameter in self._module.named_parameters():
+            part = _local(parameter)
+            first = first_element(tensors[name], self._team.rank, self._team.size)
+            part.view(-1).copy_(tensors[name].reshape(-1)[first : first + part.numel()])
+        for name, buffer in self._module.named_buffers():
+            buffer.copy_(tensors[name])
+        self._averages.buffers.accept()
+
+    def worker_steps(self, step: int) -> Iterator[WorkerStep]:
+        """None: no process ever holds a worker's whole gradient."""
+        return iter(())
+
+    def fingerprint(self) -> list[int] | None:
+        """None: no two processes hold the same."""
+        return None
+
+    def broken(self) -> str | None:
+        """The name of a parameter that is not finite, the same on every process."""
+        return broken_anywhere(self._shards.items(), self._team)
+
+    def state(self) -> list[StateEntry]:
+        """The optimizer's state for the local shards."""
+        return self._optimizer.state()
+
+    def survived(self) -> list[StateEntry] | None:
+        """A process has a part of it only."""
+        return None
+
+    def load_state(self, names: Iterable[str], read: Reader) -> None:
+        """Fill the optimizer's state for the local shards."""
+        self._optimizer.load(names, read)
+
+    def held(self) -> HeldBytes:
+        """The shards, their gradients and their state."""
+        parameters = sum(_local(parameter).nbytes for parameter in self._module.parameters())
+        return HeldBytes(parameters, self._sum.nbytes, self._optimizer.bytes())
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self._feed.close()
+
+
+@contextmanager
+def _only_called() -> Iterator[None]:
+    """Say what is needed where a step, or a layer, takes parameters that are not gathered just then."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DTensor" not in str(error):
+            raise
+        raise TaskError(
+            f"--parallel fsdp needs parameters that are used only while the layer that has them is called; here they "
+            f"are used elsewhere too, as by a penalty on weights ({first_line(error)}): use --parallel data"
+        ) from error
+
+
+def refuse_scalars(module: nn.Module) -> None:
+    """Say which parameter has no rows to cut."""
+    scalar = next((name for name, parameter in module.named_parameters() if not parameter.ndim), None)
+    if scalar is not None:
+        raise PlacementError(
+            f"--parallel fsdp needs parameters of one dimension or more, got the scalar {scalar!r}; give it the shape "
+            f"(1,), or use --parallel data"
+        )
+
+
+def shard(module: nn.Module, processes: int, workers: int) -> None:
+    """Cut every tensor by rows, in place; layers of a sequence are gathered one after another, else all at once."""
+    # a task that changes the model's output in place would be warned by autograd as well
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    mesh = DeviceMesh.from_group(_world(), next(module.parameters()).device.type)
+    layers = [child for child in _sequence(module) if any(True for _ in child.parameters())]
+    for part in (*layers, module):
+        fully_shard(part, mesh=mesh)
+        assert isinstance(part, FSDPModule)
+        part.set_custom_reduce_scatter(OrderedScatter(processes, workers))
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+        part.set_reduce_scatter_unused_params(True)
+
+
+def _world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def _sequence(module: nn.Module) -> list[nn.Module]:
+    """The layers that can be gathered by themselves: those of the outermost nn.Sequential."""
+    if isinstance(module, nn.Sequential):
+        layers = [*module]
+    else:
+        children = [child for child in module.children() if isinstance(child, nn.Sequential)]
+        layers = [layer for child in children for layer in child]
+    owners = [id(parameter) for layer in layers for parameter in layer.parameters()]
+    shared = len(owners) != len({*owners})  # FSDP2 wants all users of a parameter in one group
+    return [] if shared else layers
+
+
+def first_element(tensor: Tensor, process: int, processes: int) -> int:
+    """Where a process's shard of a tensor begins: rows are dealt out as `torch.chunk` does it.
+
+    >>> [first_element(torch.empty(7, 2), process, 4) for process in range(4)]
+    [0, 4, 8, 12]
+    """
+    rows = len(tensor)
+    return min(process * -(-rows // processes), rows) * (tensor.numel() // rows if rows else 0)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return cast(DTensor, tensor.detach()).to_local()
+
+
+class _GradientNorms:
+    """The norms of whole gradients, taken while backward goes on and each is there for a moment."""
+
+    def __init__(self, module: nn.Module, names: list[str]) -> None:
+        groups = [part for part in module.modules() if isinstance(part, FSDPModule)]
+        for group in groups:
+            group.unshard()
+        self._found: dict[int, Tensor] = {}
+        self._wanted = False
+        whole = dict(module.named_parameters())
+        for number, name in enumerate(names):
+            whole[name].register_hook(self._hook(number))
+        self._zeros = [whole[name].new_zeros(()) for name in names]
+        for group in groups:
+            group.reshard()
+
+    def _hook(self, number: int) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            if self._wanted:
+                self._found[number] = torch._foreach_norm([gradient.detach()])[0]
+
+        return hook
+
+    def taken(self, wanted: bool) -> _GradientNorms:
+        """The context of a backward pass."""
+        self._wanted = wanted
+        return self
+
+    def __enter__(self) -> None:
+        self._found.clear()
+
+    def __exit__(self, *error: object) -> None:
+        self._wanted = False
+
+    def square(self) -> Number:
+        """The squared norm of the last backward's gradient."""
+        return square_of([self._found.get(number, zero) for number, zero in enumerate(self._zeros)])
+
+
+class _Averages:
+    """Batch-norm statistics and their like: every process has them whole, and they are averaged in tree order."""
+
+    def __init__(self, setup: Setup, module: nn.Module) -> None:
+        here = dict(module.named_buffers())
+        averages = {name: here[name] for name in setup.model.averages}
+        counters = {name: here[name] for name in setup.model.counters}
+        self.buffers = Buffers(module, averages, counters)
+        self._workers = setup.recipe.workers
+        self._values = [*averages.values()] if self._workers > 1 else []
+        if self._values:
+            self._layout = FlatLayout({}, averages, setup.team.size)
+            self._fold, self._reduction = reductions.build(setup.placement, self._layout, setup.team, self._workers)
+
+    def begin(self) -> None:
+        """Note where this step's workers start."""
+        self.buffers.remember()
+
+    def begin_worker(self, leaf: int) -> None:
+        """Put the buffers back for a further worker."""
+        if leaf:
+            self.buffers.restore()
+
+    def end_worker(self, leaf: int) -> None:
+        """Take what one worker has made of them."""
+        if self._values:
+            self._fold.put(leaf, self._values)
+
+    def finish(self) -> None:
+        """The mean over all workers."""
+        self.buffers.check_fixed()
+        if self._values:
+            for bucket in self._reduction.buckets:
+                self._reduction.launch(bucket)
+            self._reduction.finish(self._divide)
+
+    def _divide(self, stretch: Tensor, start: int) -> None:
+        stretch.div_(self._workers)
+
+    def update(self) -> None:
+        """Put the mean where the model has it."""
+        if self._values:
+            torch._foreach_copy_(self._values, self._layout.views(self._reduction.sum))
+
+
+class OrderedScatter(ReduceScatter):
+    """An all-to-all of shards for each round of workers, one of every process; the sum is there after the last round.
+
+    Of each process's workers the shards are added up in their order as they come, so that only whole nodes of the tree
+    are kept, and at last those nodes in theirs.
+    """
+
+    def __init__(self, processes: int, workers: int) -> None:
+        shares = [share(process, processes, workers) for process in range(processes)]
+        self._rounds = workers // processes
+        self._plans = [fold_plan([(worker, worker + 1) for worker in range(*mine)], workers) for mine in shares]
+        nodes = [node for mine in shares for node in whole_nodes(mine, workers)]
+        self._last = fold_plan(nodes, workers)
+        self._round = 0
+        self._rows: list[list[Tensor]] = [[] for _ in range(processes)]
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Plain memory."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: object, async_op: bool = False
+    ) -> None:
+        """Take one round of workers; `output_tensor` is the sum after the last one, and means nothing before."""
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        for process, shard in enumerate(received.chunk(len(self._plans))):
+            _fold(self._rows[process], shard, self._plans[process], self._round)
+        self._round += 1
+        if self._round == self._rounds:
+            rows = [row for mine in self._rows for row in mine]
+            output_tensor.copy_(sum_rows(rows, self._last))
+            self._round, self._rows = 0, [[] for _ in self._plans]
+
+
+def _fold(buffers: list[Tensor], leaf: Tensor, plan: FoldPlan, number: int) -> None:
+    """Add leaf `number` to the buffers of one process; what is left in them are whole nodes."""
+    step = plan.steps[number]
+    if step.add:
+        buffers[step.buffer].add_(leaf)
+    else:
+        buffers.append(leaf.clone() if len(plan.steps) > 1 else leaf)
+    for target, source in step.merges:
+        buffers[target].add_(buffers[source])
+        del buffers[source]

@@ -1,0 +1,321 @@
+"""A model as a chain of layers, cut into stages of about equal cost.
+
+A chain is what `stages()` of the model returns, the layers of an nn.Sequential, or the children of any other model in
+the order in which they were registered. Whether a chain is the model is tried on a batch: both must give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.utils.flop_counter import FlopCounterMode
+
+from scalewise.engine.parallel.protocol import Setup
+from scalewise.engine.parallel.workers import added, numbers_of, precision
+from scalewise.engine.processes.team import Team
+from scalewise.errors import PlacementError, TaskError
+from scalewise.tasks.task import Batch, Number, Task
+
+NEEDED = (
+    "--parallel pipeline needs a model that is a chain of layers: an nn.Sequential, or one with a method stages() that "
+    "returns its layers in order, each called with what the one before returned"
+)
+
+
+class Stage(nn.Module):
+    """Some layers, one after another."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pass all of them."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@torch.no_grad()
+def split(module: nn.Module, example: Tensor, count: int) -> tuple[list[Stage], list[Tensor]]:
+    """The model as `count` stages that share its parameters, and what goes into each (and out of the last).
+
+    Arguments:
+        module: to be split.
+        example: a micro batch that it takes, to see whether the chain is the model, and what each layer costs.
+        count: how many stages.
+    """
+    module.eval()
+    units = _units(_chain(module, example))
+    if len(units) < count:
+        raise PlacementError(
+            f"--parallel pipeline needs a layer with trainable parameters for every process, got {len(units)} "
+            f"layer{'' if len(units) == 1 else 's'} for {count} processes; lower --processes to {len(units)} or less"
+        )
+    bounds = balanced(_costs(units, example), count)
+    stages = [Stage([layer for unit in units[start:stop] for layer in unit]) for start, stop in bounds]
+    _check_apart(stages)
+    flows = [example]
+    for stage in stages:
+        flows.append(stage(flows[-1]))
+    for stage in stages:  # not before: stages may share a layer without parameters
+        stage.train()
+    return stages, flows
+
+
+def _chain(model: nn.Module, example: Tensor) -> list[nn.Module]:
+    """The layers that make the model when they are called in turn."""
+    own = getattr(model, "stages", None)
+    children = [*model] if isinstance(model, nn.Sequential) else [*model.children()]  # a layer may come twice
+    layers = _flattened([*own()] if callable(own) else children)
+    if not all(isinstance(layer, nn.Module) for layer in layers):
+        raise TaskError(f"{NEEDED}; its stages() returns something other than modules: wrap them in nn.Module")
+    held = {id(tensor) for layer in layers for _, tensor in named(layer)}
+    missing = [name for name, tensor in named(model) if id(tensor) not in held]
+    kind = type(model).__name__
+    if missing:
+        raise TaskError(f"{NEEDED}; the layers of {kind} do not hold {missing[0]!r}: add stages() to it")
+    expected = model(example)
+    try:
+        found = Stage(layers)(example)
+    except Exception:  # whatever happens when layers are called that were not made to be called in turn
+        found = None
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor) or not torch.equal(found, expected):
+        raise TaskError(
+            f"{NEEDED}; the children of {kind}, called in turn, do not give what it gives: add stages() to it"
+        )
+    return layers
+
+
+def named(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters and buffers of a module."""
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _flattened(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    return [inner for layer in layers for inner in (_flattened([*layer]) if type(layer) is nn.Sequential else [layer])]
+
+
+def _units(layers: list[nn.Module]) -> list[list[nn.Module]]:
+    """Layers with parameters, each with those without that follow it; the first also with those before."""
+    units: list[list[nn.Module]] = []
+    before: list[nn.Module] = []
+    for layer in layers:
+        if any(parameter.requires_grad for parameter in layer.parameters()):
+            units.append([*before, layer])
+            before = []
+        elif units:
+            units[-1].append(layer)
+        else:
+            before.append(layer)
+    return units
+
+
+def _costs(units: list[list[nn.Module]], example: Tensor) -> list[float]:
+    """Each unit's share of the operations and of the parameters, added: a stage takes both time and memory."""
+    operations, parameters = [], []
+    for unit in units:
+        stage = Stage(unit)
+        with FlopCounterMode(display=False) as counter:
+            example = stage(example)
+        operations.append(counter.get_total_flops())
+        parameters.append(sum(parameter.numel() for parameter in stage.parameters()))
+    work, size = max(1, sum(operations)), sum(parameters)
+    return [a / work + b / size for a, b in zip(operations, parameters, strict=True)]
+
+
+def balanced(costs: Sequence[float], count: int) -> list[tuple[int, int]]:
+    """Ranges of neighbours, none empty, of which the most expensive is as cheap as can be.
+
+    >>> balanced([1.0, 1.0, 1.0, 5.0], 2)
+    [(0, 3), (3, 4)]
+    """
+    best: dict[tuple[int, int], tuple[float, list[tuple[int, int]]]] = {(0, 0): (0.0, [])}
+    for parts in range(1, count + 1):
+        for stop in range(parts, len(costs) + 1):
+            options = []
+            for start in range(parts - 1, stop):
+                known = best.get((parts - 1, start))
+                if known is not None:
+                    options.append((max(known[0], sum(costs[start:stop])), [*known[1], (start, stop)]))
+            best[parts, stop] = min(options)
+    return best[count, len(costs)][1]
+
+
+def _check_apart(stages: list[Stage]) -> None:
+    owners = [{id(parameter) for parameter in stage.parameters()} for stage in stages]
+    if len(set().union(*owners)) < sum(map(len, owners)):
+        raise TaskError(f"{NEEDED}; two stages share a parameter: give each its own, or lower --processes")
+
+
+Precision = Callable[[], AbstractContextManager[object]]
+Loss = Callable[[Tensor, int], Tensor]
+
+
+class MeasuredStage(PipelineStage):
+    """A stage that takes each micro batch's gradient by itself: its norms, and the sum, micro batch by micro batch."""
+
+    def __init__(
+        self, module: nn.Module, parameters: Sequence[Tensor], flow: tuple[Tensor, Tensor], team: Team, under: Precision
+    ) -> None:
+        """Nothing is computed yet.
+
+        Arguments:
+            module, parameters: the layers of this process and what is trained of them.
+            flow: what a micro batch is when it comes here and when it leaves, as examples.
+            team: the processes, one stage each.
+            under: makes the context in which layers run forward.
+        """
+        super().__init__(module, team.rank, team.size, team.device, input_args=flow[0], output_args=flow[1])
+        self._trained, self._under = parameters, under
+        self.measures = False
+        self.norms: list[Tensor] = []  # of each micro batch's gradient: (parameter,)
+        self.sums: list[Tensor] = []
+
+    def begin(self, measures: bool) -> None:
+        """Forget the worker before."""
+        self.measures, self.norms, self.sums = measures, [], []
+        for parameter in self._trained:
+            parameter.grad = None
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signature
+        """As torch does it, in the recipe's precision."""
+        with self._under():
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """As torch does it; then the gradient is taken away."""
+        super().backward_one_chunk(*args, **kwargs)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
+        if self.measures:
+            self.norms.append(torch.stack(torch._foreach_norm(gradients)))
+        if self.sums:
+            torch._foreach_add_(self.sums, gradients)
+        else:
+            self.sums = gradients
+        for parameter in self._trained:
+            parameter.grad = None
+
+
+class Passage:
+    """The stages of all processes, through which one worker's micro batches pass."""
+
+    def __init__(self, make_stage: Callable[[], MeasuredStage]) -> None:
+        self._make_stage = make_stage
+        self._schedules: dict[int, tuple[MeasuredStage, Schedule1F1B | ScheduleGPipe]] = {}
+        self._loss: Loss | None = None
+
+    def run(self, count: int, inputs: Sequence[Tensor], loss: Loss, measures: bool) -> MeasuredStage:
+        """Pass `count` micro batches forward and backward; the stage has their gradient.
+
+        Arguments:
+            count: how many.
+            inputs: what goes into the first stage; not needed elsewhere.
+            loss: where backward starts, from the last stage's output and the number of the micro batch.
+            measures: whether to take the norms of every micro batch's gradient.
+        """
+        if count not in self._schedules:
+            stage = self._make_stage()
+            self._schedules[count] = stage, _schedule(stage, count, self._root)
+        stage, schedule = self._schedules[count]
+        self._loss = loss
+        stage.begin(measures)
+        if stage.is_first:
+            schedule.step(torch.cat([*inputs]) if count > 1 else inputs[0], return_outputs=False)
+        else:
+            numbers = torch.arange(count) if stage.is_last else None  # torch hands the loss its part of the target
+            schedule.step(target=numbers, return_outputs=False)
+        return stage
+
+    def _root(self, output: Tensor, number: Tensor) -> Tensor:
+        assert self._loss is not None
+        return self._loss(output, int(number))
+
+
+def _schedule(
+    stage: PipelineStage, micro_batches: int, root: Callable[[Tensor, Tensor], Tensor]
+) -> Schedule1F1B | ScheduleGPipe:
+    """1F1B; with fewer micro batches than stages, for which torch has no 1F1B, all forward and then all backward."""
+    kind = Schedule1F1B if micro_batches >= stage.num_stages else ScheduleGPipe
+    return kind(stage, micro_batches, loss_fn=root, scale_grads=False)
+
+
+ONE_CALL = "--parallel pipeline needs a task that calls the model once, with one tensor"
+
+
+class _Called(Exception):
+    """The model was called."""
+
+    def __init__(self, arguments: tuple[object, ...]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+@contextmanager
+def _answering(model: nn.Module, forward: Callable[..., object]) -> Iterator[None]:
+    """The context in which a call of the model is answered by `forward`; all else that it has is there as ever."""
+    own = vars(model).get("forward")
+    model.forward = forward
+    try:
+        yield
+    finally:
+        del model.forward
+        if own is not None:
+            model.forward = own
+
+
+def _catch(*arguments: object, **named: object) -> NoReturn:
+    """Leave the task's step with what it calls the model with."""
+    raise _Called((*arguments, *named.values()))
+
+
+def model_input(task: Task, model: nn.Module, batch: Batch) -> Tensor:
+    """What a task calls the model with."""
+    try:
+        with _answering(model, _catch):
+            task.evaluate(model, batch)
+    except _Called as call:
+        if len(call.arguments) == 1 and isinstance(call.arguments[0], Tensor):
+            return call.arguments[0]
+        kinds = ", ".join(type(argument).__name__ for argument in call.arguments) or "nothing"
+        raise TaskError(f"{ONE_CALL}; got {kinds}: pass a single tensor, or use --parallel fsdp") from None
+    raise TaskError(f"{ONE_CALL}; its step calls a part of the model, or nothing of it: use --parallel data")
+
+
+@contextmanager
+def given(model: nn.Module, output: Tensor) -> Iterator[None]:
+    """The context in which the model, called once, gives this output."""
+    outputs = [output]
+
+    def answer(*arguments: object, **named: object) -> Tensor:
+        if not outputs:
+            raise TaskError(f"{ONE_CALL}; its step called it twice: use --parallel fsdp")
+        return outputs.pop()
+
+    with _answering(model, answer):
+        yield
+
+
+class LastStage:
+    """The loss of one worker's micro batches, from the pipeline's outputs."""
+
+    def __init__(self, setup: Setup, batches: list[Batch]) -> None:
+        self._setup, self._batches = setup, batches
+        self.names: list[str] = []
+        self.numbers: list[Number] = []
+        self.weights: list[Number] = []
+
+    def root(self, output: Tensor, micro: int) -> Tensor:
+        """Where backward starts; the numbers are kept."""
+        task, recipe, model = self._setup.task, self._setup.recipe, self._setup.model.module
+        with precision(recipe, self._setup.team.device), given(model, output):
+            loss = task.evaluate(model, self._batches[micro], recipe.label_smoothing)
+        self.names, row = numbers_of(loss)
+        self.numbers = added(self.numbers, row)
+        self.weights.append(row[1])
+        return loss.root(recipe.worker_batch)

@@ -1,0 +1,318 @@
+"""Tensor parallelism on DTensor: every process holds a part of every large matrix and computes it for every worker.
+
+All processes pass the same samples; activations are gathered or summed within a layer. The sums of partial products are
+taken by the backend, in its own order: close, not exact.
+
+Which matrices of a model are split over processes, and how: torch's column and row parallelism.
+
+In a pair (Linear, element-wise layers, Linear) of an nn.Sequential the first matrix is split by outputs, the second by
+inputs, so that only the sum of the second's outputs is exchanged. Any other Linear is split by outputs, which are then
+gathered.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import chain
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from scalewise.engine.data.feed import Feed
+from scalewise.engine.parallel.model import Buffers, PlacedModel
+from scalewise.engine.parallel.protocol import HeldBytes, Setup, StepNumbers, WorkerStep, mean_factor
+from scalewise.engine.parallel.split import Holding, Shelf, broken_anywhere, check_parts, example, tried
+from scalewise.engine.parallel.workers import Ready, Workers, numbers_tensor, square_of
+from scalewise.engine.placement import loader_processes
+from scalewise.engine.processes.team import Gathered
+from scalewise.engine.sums.flat import sum_of_squares
+from scalewise.engine.update.optimizer import Reader, StateEntry
+from scalewise.errors import TaskError
+from scalewise.tasks.task import Loss, MeanLoss, Number
+
+IN_TURN = (
+    "--parallel tensor needs pairs of layers (Linear, activation, Linear in an nn.Sequential) that are called one "
+    "after the other, with nothing else done to what is between them or to their parameters"
+)
+
+
+class TensorParallel:
+    """Every process holds a part of every split matrix, and all of the rest."""
+
+    exact = False  # the backend sums partial products in its own order
+
+    def __init__(self, setup: Setup) -> None:
+        recipe, team = setup.recipe, setup.team
+        self.model, self._setup, self._team = setup.model, setup, team
+        workers = range(recipe.workers)
+        loaders = loader_processes(setup.placement, team.here)
+        self._feed = Feed(setup.task, recipe, setup.samples, setup.cuts, team.device, workers, loaders)
+
+        self._module = copy.deepcopy(setup.model.module)
+        batch = example(setup)
+        whole = tried(setup, self._module, batch)
+        group = dist.group.WORLD
+        assert group is not None
+        split_matrices(self._module, DeviceMesh.from_group(group, team.device.type))
+        self._shelf = Shelf(setup.model)
+        here = dict(self._module.named_parameters())
+        self._dims = {name: dim for name, p in here.items() if (dim := _split_dim(p)) is not None}
+        buffers = dict(self._module.named_buffers())
+        averages = {name: buffers[name] for name in setup.model.averages}
+        self._buffers = Buffers(self._module, averages, {name: buffers[name] for name in setup.model.counters})
+        self._parts = {name: _part(here[name]) for name in setup.model.parameters}
+        self._holding = Holding(recipe, self._parts, averages)
+        parameters = [_put_back(self._module, name, here[name], part) for name, part in self._parts.items()]
+        self._counts_here = [name in self._dims or team.leads for name in self._parts]
+        check_parts(setup, whole, self._module, batch, IN_TURN)
+        self._workers = _SplitWorkers(setup, self._module, parameters, self._feed, self._counts_here)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics in each worker's numbers, in order; known after the first step."""
+        return self._workers.metric_names
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long this process has waited for its samples so far."""
+        return self._feed.waited_seconds
+
+    def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
+        """The training samples of one worker in one step, and their epochs."""
+        return self._feed.samples_of(step, worker)
+
+    def gradients(self, step: int, signal: int) -> StepNumbers:
+        """Every worker in turn, on all processes at once."""
+        rows: list[list[Number]] = []
+        self._buffers.remember()
+        for worker in range(self._setup.recipe.workers):
+            if worker:
+                self._buffers.restore()
+            gradients, numbers = self._workers.gradient(step, worker, self._setup.measures(step))
+            rows.append([*numbers, signal])
+            self._holding.put(worker, gradients)
+        self._buffers.check_fixed()
+        table = self._exchanged(numbers_tensor(rows, self._team.device))
+        weights = None if self._setup.task.weight_is_samples else table[:, 1]
+        self._holding.finish(mean_factor(self._setup.recipe, self._setup.cuts.parts(step), weights))
+        measured = self._setup.recipe.clip_norm is not None or self._setup.measures(step)
+        square = self._holding.clipped(self._team.total(self._own_square())) if measured else None
+        return StepNumbers(Gathered(table, None, [len(table)]), square)
+
+    def _exchanged(self, table: Tensor) -> Tensor:
+        """The workers' numbers, which all processes have, with the norms of all parts and anybody's signal."""
+        gathered = self._team.gather_rows(table, [len(table)] * self._team.size).wait()
+        everybody = gathered.view(self._team.size, *table.shape)  # (process, worker, number)
+        numbers = everybody[0].clone()
+        numbers[:, 2], numbers[:, -1] = everybody[:, :, 2].sum(0), everybody[:, :, -1].amax(0)
+        return numbers
+
+    def _own_square(self) -> Tensor:
+        """The squared norm of this process's parts of the mean gradient, and on the first of what all have."""
+        gradients = self._holding.gradients()
+        mine = [gradient for gradient, counts in zip(gradients, self._counts_here, strict=True) if counts]
+        return sum_of_squares(torch.stack(torch._foreach_norm(mine)))  # some matrix is split
+
+    def update(self, lr: float) -> None:
+        """Change this process's parts and the averaged buffers."""
+        self._holding.update(lr)
+
+    def whole(self) -> AbstractContextManager[PlacedModel]:
+        """The model with all parts gathered."""
+        return self._shelf.filled(self._tensors())
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._module.named_parameters():
+            yield name, parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        yield from self._module.named_buffers()
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take this process's parts of the parameters, and the buffers."""
+        for name, parameter in self._module.named_parameters():
+            _part(parameter).copy_(self._cut(name, tensors[name]))
+        for name, buffer in self._module.named_buffers():
+            buffer.copy_(tensors[name])
+        self._buffers.accept()
+
+    def _cut(self, name: str, tensor: Tensor) -> Tensor:
+        """This process's part of a whole tensor."""
+        dim = self._dims.get(name)
+        return tensor if dim is None else tensor.chunk(self._team.size, dim)[self._team.rank]
+
+    def worker_steps(self, step: int) -> Iterator[WorkerStep]:
+        """None: no process ever holds a worker's whole gradient."""
+        return iter(())
+
+    def fingerprint(self) -> list[int] | None:
+        """None: no two processes hold the same."""
+        return None
+
+    def broken(self) -> str | None:
+        """The name of a parameter that is not finite, the same on every process."""
+        return broken_anywhere(self._parts.items(), self._team)
+
+    def state(self) -> list[StateEntry]:
+        """The optimizer's state of whole parameters, on the first process: a split by columns has no simple place."""
+        entries = [self._whole_entry(entry) for entry in self._holding.optimizer.state()]
+        return entries if self._team.leads else []
+
+    def _whole_entry(self, entry: StateEntry) -> StateEntry:
+        dim = self._dims.get(_parameter_of(entry.name))
+        if dim is None or not entry.shape:
+            return entry
+        mine = entry.tensor.view(entry.shape).contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self._team.size)]
+        dist.all_gather(parts, mine)
+        whole = torch.cat(parts, dim)
+        return StateEntry(entry.name, whole.flatten(), 0, tuple(whole.shape))
+
+    def survived(self) -> list[StateEntry] | None:
+        """A process has a part of it only."""
+        return None
+
+    def load_state(self, names: Iterable[str], read: Reader) -> None:
+        """Fill the optimizer's state for this process's parts."""
+
+        def read_part(name: str, start: int, stop: int) -> Tensor:
+            parameter = _parameter_of(name)
+            if parameter not in self._dims or name.split(".", 2)[1] == "step":
+                return read(name, start, stop)
+            shape = self.model.parameters[parameter].shape
+            whole = read(name, 0, shape.numel()).view(shape)
+            return self._cut(parameter, whole).reshape(-1)[start:stop]
+
+        self._holding.optimizer.load(names, read_part)
+
+    def held(self) -> HeldBytes:
+        """The parts, their sums over workers, and their state."""
+        return self._holding.held()
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self._feed.close()
+
+
+class _SplitWorkers(Workers):
+    """Gradients of this process's parts; norms of the parts that count here, so that nothing counts twice."""
+
+    def __init__(
+        self, setup: Setup, module: nn.Module, parameters: list[Tensor], feed: Feed, counts_here: list[bool]
+    ) -> None:
+        super().__init__(setup.task, setup.recipe, module, parameters, feed, setup.cuts, setup.team.device)
+        self._counts_here = counts_here
+        self._sums = [torch.zeros_like(_part(parameter)) for parameter in parameters] if self._sums else []
+
+    def _backward(self, loss: Loss | MeanLoss, ready: Ready | None) -> list[Tensor]:
+        gradients = super()._backward(loss, ready)
+        return [_aligned(gradient, p) for gradient, p in zip(gradients, self._parameters, strict=True)]
+
+    def _square_norm(self, gradients: list[Tensor]) -> Number:
+        mine = [gradient for gradient, counts in zip(gradients, self._counts_here, strict=True) if counts]
+        return square_of(torch._foreach_norm(mine))  # some matrix is split
+
+
+def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The local part of a gradient, cut as its parameter is."""
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        return gradient.redistribute(placements=parameter.placements).to_local()
+    return gradient
+
+
+def _split_dim(parameter: Tensor) -> int | None:
+    placement = parameter.placements[0] if isinstance(parameter, DTensor) else None
+    return placement.dim if isinstance(placement, Shard) else None
+
+
+def _part(parameter: Tensor) -> Tensor:
+    """What this process holds of a parameter, as a plain tensor."""
+    return cast(DTensor, parameter.detach()).to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _put_back(module: nn.Module, name: str, parameter: Tensor, part: Tensor) -> Tensor:
+    """Give the module a parameter whose local part lies where `part` does."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    owner, _, last = name.rpartition(".")
+    local = DTensor.from_local(part, parameter.device_mesh, parameter.placements, run_check=False)
+    renewed = nn.Parameter(local, requires_grad=parameter.requires_grad)
+    module.get_submodule(owner).register_parameter(last, renewed)
+    return renewed
+
+
+def _parameter_of(entry: str) -> str:
+    """The parameter in optimizer.<kind>.<parameter>."""
+    return entry.split(".", 2)[2]
+
+
+ELEMENT_WISE = (
+    nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Hardtanh, nn.ReLU6, nn.Mish,
+    nn.Identity,
+)  # fmt: skip
+
+
+def split_matrices(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Replace parameters by this process's parts of them, in place."""
+    parallelize_module(module, mesh, plan(module, mesh.size()))
+    for layer in module.modules():
+        if isinstance(layer, ELEMENT_WISE) and getattr(layer, "inplace", False):
+            layer.inplace = False  # the same numbers: what a split layer returns must not be overwritten
+
+
+def plan(module: nn.Module, processes: int) -> dict[str, ParallelStyle]:
+    """How each Linear that can be split is split, by its name."""
+    used = Counter(id(parameter) for parameter in _with_repetition(module))
+    linears = {
+        name: layer
+        for name, layer in module.named_modules()
+        if type(layer) is nn.Linear and max(used[id(parameter)] for parameter in layer.parameters()) == 1
+    }
+    pairs = [
+        (first, second)
+        for first, second in _pairs(module)
+        if first in linears and second in linears and not linears[first].out_features % processes
+    ]
+    if not pairs:
+        raise TaskError(
+            f"--parallel tensor needs pairs of layers to split (Linear, activation, Linear in an nn.Sequential, of an "
+            f"inner width that {processes} processes divide), {type(module).__name__} has none; use --parallel fsdp or "
+            f"pipeline"
+        )
+    found: dict[str, ParallelStyle] = {}
+    for first, second in pairs:
+        found[first], found[second] = ColwiseParallel(), RowwiseParallel()
+    for name, layer in linears.items():
+        if name not in found and not layer.out_features % processes:
+            found[name] = ColwiseParallel(output_layouts=Replicate())
+    return found
+
+
+def _with_repetition(module: nn.Module) -> list[nn.Parameter]:
+    """Every parameter as often as the model has it: a layer may be there under two names."""
+    parts = (part for _, part in module.named_modules(remove_duplicate=False))
+    return [*chain.from_iterable(part.parameters(recurse=False) for part in parts)]
+
+
+def _pairs(module: nn.Module) -> list[tuple[str, str]]:
+    """Names of two Linear layers with nothing but element-wise layers between; each layer is in one pair at most."""
+    pairs = []
+    for prefix, sequence in module.named_modules():
+        if type(sequence) is nn.Sequential:
+            waiting: str | None = None
+            for number, layer in sequence._modules.items():  # `named_children` leaves out a layer that comes twice
+                name = f"{prefix}.{number}" if prefix else number
+                if type(layer) is nn.Linear:
+                    if waiting is not None:
+                        pairs.append((waiting, name))
+                    waiting = name if waiting is None else None
+                elif not isinstance(layer, ELEMENT_WISE):
+                    waiting = None
+    return pairs

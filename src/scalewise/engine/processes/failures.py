@@ -1,0 +1,51 @@
+"""What an unexpected error in training means to the person."""
+
+from __future__ import annotations
+
+import errno
+
+import torch.distributed as dist
+
+from scalewise.engine.processes.heartbeat import PULSE
+from scalewise.engine.processes.memory import is_shortage
+from scalewise.errors import (
+    CheckpointError,
+    DataError,
+    LostContact,
+    ProcessFailed,
+    ScalewiseError,
+    TaskError,
+    TooLittleMemory,
+    UserCodeError,
+    user_frames,
+)
+
+STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def translated(error: Exception) -> ScalewiseError:
+    """The error to show for one that was not raised on purpose."""
+    message = str(error)
+    if "deterministic" in message and isinstance(error, RuntimeError):
+        operation = message.split(" does not have")[0]
+        return TaskError(
+            f"{operation} has no deterministic version, so its result would not repeat; replace it in the model, or "
+            f"give exactness up with --reduce allreduce"
+        )
+    if isinstance(error, IndexError) and message.startswith("Target "):
+        return DataError(
+            f"labels must be below the number of the model's outputs: {message}; correct them or the model"
+        )
+    if message.startswith("DataLoader worker"):  # torch raises it wherever the step is when the process dies
+        return ProcessFailed(f"a loader process died: {message.splitlines()[0].strip()} --resume goes on")
+    if isinstance(error, OSError) and error.errno in STORAGE_FULL:
+        return CheckpointError(f"the run could not be written: {error}; free disk space and go on with --resume")
+    if isinstance(error, dist.DistError) or ("gloo" in message.lower() and isinstance(error, RuntimeError)):
+        return LostContact(f"contact with another process was lost: {PULSE.cut or message.splitlines()[0]}")
+    if is_shortage(error):
+        words = (message or type(error).__name__).splitlines()[0]
+        return TooLittleMemory(
+            f"a step must fit into memory, got: {words}; lower --worker-batch, or pass it through the "
+            f"model in parts with --micro-batch (`scalewise measure` finds the largest that fits)"
+        )
+    return UserCodeError(f"training failed:\n{user_frames(error)}")

@@ -1,0 +1,178 @@
+"""What the processes of a job leave for the one that launched them, in a folder that it made."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from scalewise.engine.processes import heartbeat
+from scalewise.errors import Failed, ProcessFailed, ScalewiseError
+from scalewise.files import read_bytes
+from scalewise.records import write_atomically
+
+OUTCOME = "SCALEWISE_OUTCOME"  # the folder in which a process leaves what the launching one should say
+BROKEN = "broken"  # there when a process has died and the others should end
+DOCUMENT = "document"  # what the launching process prints in the end
+SAID = ".said"  # in a run's folder: to whom its document was printed
+LAST_LINES = 10
+Outcome = dict[str, int | str]
+
+
+def own_folder() -> Path | None:
+    """The folder for this process's outcome; None when nobody launched it."""
+    folder = os.environ.get(OUTCOME)
+    return None if folder is None or "RANK" not in os.environ else Path(folder)
+
+
+def leave_outcome(exit_code: int, message: str = "", lost_contact: bool = False) -> bool:
+    """Tell the launching process how this one ends; False when nobody launched it."""
+    folder = own_folder()
+    if folder is None:
+        return False
+    path = folder / f"outcome-{os.environ['RANK']}.json"
+    if not path.exists():  # the first reason is the real one
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"exit_code": exit_code, "message": message, "lost_contact": lost_contact}))
+        temporary.replace(path)
+    return True
+
+
+def leave_document(text: str) -> bool:
+    """Have the launching process print a document, once, however often this one is started; False without one."""
+    folder = own_folder()
+    if folder is not None:
+        (folder / DOCUMENT).write_text(text)
+    return folder is not None
+
+
+def print_once(text: str, run: Path) -> None:
+    """Print the document of a run, unless the agent that started this process has had it from an earlier start.
+
+    torchrun starts a run that has just ended once more if a node arrives, or another process fails, at that moment.
+    """
+    agent, said = _agent(), run / SAID
+    if agent is not None and _said(said) == agent:
+        return
+    with _signals_later():  # both of these, or neither
+        print(text, file=sys.__stdout__, flush=True)
+        if agent is not None:
+            with suppress(OSError):
+                write_atomically(said, agent)
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Let signals wait; masks do not, for another thread would take them and Python hand them to this one."""
+    arrived: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda sent, frame: arrived.append(sent)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for sent in arrived:
+            signal.raise_signal(sent)
+
+
+def _agent() -> str | None:
+    """What tells the torchrun that started this process from any other; None without one."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    with suppress(psutil.Error):
+        return f"{machine()} {os.getppid()} {psutil.Process(os.getppid()).create_time()}"
+    return None
+
+
+def _said(path: Path) -> str | None:
+    with suppress(OSError, UnicodeDecodeError):
+        return read_bytes(path).decode()
+    return None
+
+
+def machine() -> str:
+    """What tells this machine, since it was last started, from any other."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return os.uname().nodename
+
+
+def read(folder: Path) -> dict[int, Outcome]:
+    """The outcomes by process."""
+    return {int(path.stem.split("-")[1]): json.loads(path.read_text()) for path in folder.glob("outcome-*.json")}
+
+
+def clear(folder: Path) -> None:
+    """Forget what the processes of an earlier start have left."""
+    for pattern in ("outcome-*", "pulse-*", "hang-*", "stack-*", BROKEN):
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
+def break_off(folder: Path) -> None:
+    """Let the processes know that one of them has died."""
+    (folder / BROKEN).touch()
+
+
+def leave_hang(folder: Path, rank: int, message: str, stack: list[str]) -> None:
+    """Note why a process was ended that did not move any more, and where it was."""
+    path = folder / f"hang-{rank}.json"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps([message, stack]))
+    temporary.replace(path)
+
+
+def reason(folder: Path, codes: Mapping[int, int], advice: str) -> ScalewiseError:
+    """What to tell the person: the process that was killed, else a process's own last word, else how it ended.
+
+    Arguments:
+        folder: where the processes have left their outcomes and logs.
+        codes: exit codes by process, as the launcher saw them.
+        advice: what to do about a process that died; may be empty.
+    """
+    then = f"; {advice}" if advice else ""
+    killed = {rank: -code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
+    outcomes = read(folder)
+    if killed:  # the others then lost contact, and say so; that is not the reason
+        rank, number = min(killed.items())
+        path = folder / f"hang-{rank}.json"
+        if path.exists():
+            message, stack = json.loads(path.read_text())
+            return ProcessFailed(f"{message}{_where(folder, rank)}{then}{_indented('its Python stack', stack)}")
+        how = f"was killed by {signal.Signals(number).name}{_where(folder, rank)}"
+        return ProcessFailed(f"process {rank} {how}{then}{_last_lines(folder, rank)}")
+    told = [outcome for _, outcome in sorted(outcomes.items()) if outcome["exit_code"] and not outcome["lost_contact"]]
+    told.sort(key=lambda outcome: outcome["exit_code"] in (130, 143))
+    if told:
+        return Failed(str(told[0]["message"]), int(told[0]["exit_code"]))
+    unsaid = {rank: code for rank, code in codes.items() if rank not in outcomes and code > 0}
+    if unsaid:
+        rank, code = min(unsaid.items())
+        where = _where(folder, rank)
+        return ProcessFailed(f"process {rank} ended with exit code {code}{where}{then}{_last_lines(folder, rank)}")
+    lost = [str(outcome["message"]) for outcome in outcomes.values() if outcome["lost_contact"]]
+    return ProcessFailed(f"{lost[0] if lost else 'a process was stopped'}{then}")
+
+
+def _where(folder: Path, rank: int) -> str:
+    beat = heartbeat.beats(folder).get(rank)
+    return f" after step {beat.step}" if beat is not None and beat.step else ""
+
+
+def _last_lines(folder: Path, rank: int) -> str:
+    """The last things a process said, indented under the message."""
+    logs = [path for path in folder.rglob("stderr.log") if path.parent.name == str(rank)]
+    newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+    lines = [line for line in newest.read_text(errors="replace").splitlines() if line.strip()] if newest else []
+    return _indented("its last lines", lines[-LAST_LINES:])
+
+
+def _indented(what: str, lines: list[str]) -> str:
+    return "".join([f", {what}:", *(f"\n  {line}" for line in lines)]) if lines else ""

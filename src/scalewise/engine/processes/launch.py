@@ -1,0 +1,234 @@
+"""Several processes on this machine, through torch's elastic agent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed.elastic.rendezvous.registry as rendezvous
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, SignalException, Std
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from scalewise.engine.processes import heartbeat, last_words
+from scalewise.engine.processes.fork_server import Nursery, set_name, starting_from
+from scalewise.engine.processes.heartbeat import FILE, PULSE, hang_up
+from scalewise.engine.processes.last_words import OUTCOME
+from scalewise.errors import Failed, ProcessFailed
+
+LAUNCHER = "SCALEWISE_LAUNCHER"  # the number of the launching process
+PROCESS = "scalewise-{rank}"  # its name, where processes are listed
+HOST = "127.0.0.1"
+WATCH_SECONDS = 0.2
+MONITOR_SECONDS = 0.1
+RESUME = "the run can go on from its last checkpoint with --resume"
+
+
+def launch(
+    processes: int,
+    arguments: Sequence[str],
+    threads: int,
+    advice: str = RESUME,
+    elasticity: Elasticity | None = None,
+    nursery: Nursery | None = None,
+) -> int:
+    """Run `scalewise …` in several processes that take part in one job; returns the exit code.
+
+    Arguments:
+        processes: how many.
+        arguments: the command line without the program's name.
+        threads: computing threads of each process.
+        advice: what to do about a process that died.
+        elasticity: whether to start again when one dies; by default not.
+        nursery: where the processes come from, if they need not import everything themselves.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    logging.disable(logging.ERROR)  # the agent's own words on children and signals; ours follow
+    with tempfile.TemporaryDirectory(prefix="scalewise-") as name:
+        folder = Path(name)
+        os.environ[OUTCOME] = name
+        os.environ[LAUNCHER] = str(os.getpid())
+        try:
+            return _run(processes, arguments, folder, advice, elasticity or Elasticity(), nursery)
+        finally:
+            del os.environ[OUTCOME], os.environ[LAUNCHER]
+
+
+def _run(
+    processes: int,
+    arguments: Sequence[str],
+    folder: Path,
+    advice: str,
+    elasticity: Elasticity,
+    nursery: Nursery | None,
+) -> int:
+    parameters = RendezvousParameters("c10d", f"{HOST}:0", folder.name, 1, 1, local_addr=HOST)
+    spec = WorkerSpec(
+        role="scalewise",
+        local_world_size=processes,
+        rdzv_handler=rendezvous.get_rendezvous_handler(parameters),
+        entrypoint=sys.executable,
+        args=("-m", "scalewise", *arguments),
+        max_restarts=elasticity.max_restarts,
+        monitor_interval=MONITOR_SECONDS,
+        local_addr=HOST,
+    )
+    # the first process speaks; what the others say is kept for when one of them dies
+    logs = DefaultLogsSpecs(log_dir=str(folder), redirects=dict.fromkeys(range(1, processes), Std.ERR))
+    agent = Agent(spec, logs, folder, elasticity, nursery)
+    try:
+        result = agent.run()
+    except SignalException as error:
+        told = last_words.read(folder).get(0, {})
+        raise Failed(str(told.get("message", "stopped by a signal")), 128 + int(error.sigval)) from None
+    finally:
+        spec.rdzv_handler.shutdown()
+    if result.is_failed():
+        raise last_words.reason(folder, agent.codes(result), advice)
+    if (folder / last_words.DOCUMENT).exists():
+        print((folder / last_words.DOCUMENT).read_text(), file=sys.__stdout__, flush=True)
+    return int(last_words.read(folder).get(0, {}).get("exit_code", 0))
+
+
+def end_with_launcher() -> None:
+    """End this process with the job that it belongs to.
+
+    When the launching process is gone at once, so that nobody writes into the run of a dead job. When another process
+    has died as soon as it learns of that, which is when what connects them is cut.
+    """
+    if LAUNCHER not in os.environ:
+        return
+    if "RANK" in os.environ:
+        set_name(PROCESS.format(rank=os.environ["RANK"]))
+    folder = last_words.own_folder()
+    if folder is not None:
+        PULSE.share(folder / FILE.format(rank=os.environ["RANK"]))
+    threading.Thread(target=_watch, args=(int(os.environ[LAUNCHER]), folder), daemon=True).start()
+
+
+def _watch(launcher: int, folder: Path | None) -> None:
+    broken = None if folder is None else folder / last_words.BROKEN
+    while os.getppid() == launcher:
+        if broken is not None and broken.exists():
+            if not PULSE.beat.trains:
+                os._exit(1)
+            hang_up("it has died")
+        time.sleep(WATCH_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+POLL_SECONDS = 0.05
+SUCCESS = (0, 3)
+
+
+@dataclass(frozen=True)
+class Elasticity:
+    """What to do about processes that die.
+
+    Arguments:
+        max_restarts: how often processes are started again.
+        min_processes: with how few the run may go on; None for as many as it began with.
+        survivor_seconds: how long those that live may take to come to the end of their step and save its state.
+        say: tells the person.
+    """
+
+    max_restarts: int = 0
+    min_processes: int | None = None
+    survivor_seconds: float = 20.0
+    say: Callable[[str], None] = lambda line: None
+
+
+class Agent(LocalElasticAgent):
+    """The agent of one machine, whose processes leave their outcomes in a folder.
+
+    When one dies, the others are told, and may save the state of their last whole step before they are ended.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs: DefaultLogsSpecs,
+        folder: Path,
+        elasticity: Elasticity,
+        nursery: Nursery | None = None,
+    ) -> None:
+        super().__init__(spec, logs)
+        self._folder, self._elasticity, self._nursery = folder, elasticity, nursery
+        self._fruitless = 0  # starts in a row that ended without a new step
+        self._last_step = 0
+        self._ended: set[int] = set()  # survivors that took too long
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
+        last_words.clear(self._folder)
+        self._ended.clear()
+        with starting_from(self._nursery):
+            started: dict[int, int] = super()._start_workers(worker_group)
+        return started
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        assert isinstance(self._pcontext, SubprocessContext)
+        if any(_codes(self._pcontext).values()):
+            self._end_survivors(self._pcontext)
+        result = super()._monitor_workers(worker_group)
+        if result.state != WorkerState.FAILED:
+            return result
+        if last_words.read(self._folder).get(0, {}).get("exit_code") in SUCCESS:  # all is written and said
+            ranks = [worker.global_rank for worker in worker_group.workers]
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+        self._decide(self.codes(result))
+        return result
+
+    def codes(self, result: RunResult) -> dict[int, int]:
+        """The exit codes of the processes that failed by themselves."""
+        return {rank: failure.exitcode for rank, failure in result.failures.items() if rank not in self._ended}
+
+    def _end_survivors(self, processes: SubprocessContext) -> None:
+        """Tell them that one has died, and wait until they have saved what they have."""
+        last_words.break_off(self._folder)
+        deadline = time.monotonic() + self._elasticity.survivor_seconds
+        while self._saves(processes) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        for rank, handler in processes.subprocess_handlers.items():
+            if handler.proc.poll() is None:
+                handler.proc.send_signal(signal.SIGKILL)
+                self._ended.add(rank)
+
+    def _saves(self, processes: SubprocessContext) -> bool:
+        """Whether there is a process that trains and has not ended."""
+        ended = _codes(processes)
+        return any(beat.trains and rank not in ended for rank, beat in heartbeat.beats(self._folder).items())
+
+    def _decide(self, codes: dict[int, int]) -> None:
+        """Whether to start again, and with how many processes."""
+        if not isinstance(last_words.reason(self._folder, codes, ""), ProcessFailed):  # it would end in the same way
+            self._remaining_restarts = 0
+        if self._remaining_restarts == 0:
+            return
+        step = max((beat.step for beat in heartbeat.beats(self._folder).values()), default=0)
+        self._fruitless = 0 if step > self._last_step else self._fruitless + 1
+        self._last_step = max(step, self._last_step)
+        spec = self._worker_group.spec
+        least = self._elasticity.min_processes or spec.local_world_size
+        if self._fruitless > 1 and spec.local_world_size > least:
+            spec.local_world_size -= 1
+        number = spec.max_restarts - self._remaining_restarts + 1
+        several = "processes" if spec.local_world_size > 1 else "process"
+        then = f"restart {number} of at most {spec.max_restarts}, on {spec.local_world_size} {several}"
+        self._elasticity.say(str(last_words.reason(self._folder, codes, then)))
+
+
+def _codes(processes: PContext) -> dict[int, int]:
+    """Exit codes of the processes that have ended, by number."""
+    assert isinstance(processes, SubprocessContext)
+    codes = {rank: handler.proc.poll() for rank, handler in processes.subprocess_handlers.items()}
+    return {rank: code for rank, code in codes.items() if code is not None}

@@ -1,0 +1,235 @@
+"""The memory of this process: what it holds, what it may still ask for, and what the C library does with freed memory.
+
+Two figures of /proc/self/status matter. `RssAnon` is what is in memory and belongs to this process alone: what a
+container's limit and the kernel's killer count. `VmData` is what the process has asked for and may write to, whether it
+has touched it or not: what RLIMIT_DATA stops.
+
+How much memory this process may hold, by Linux's own limits.
+
+A process asks for more than it touches (stacks of threads), so the limit is set by how much may be *added* to what
+this module calls writable and own:
+
+    RLIMIT_DATA = VmData + (allowed bytes − RssAnon)
+
+Whatever is added, even when all of it is touched, then stays within what was allowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import gc
+import os
+import platform
+import resource
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # as malloc.h has them
+LARGEST = 2**31 - 1
+LARGE_BLOCK, MOST_BLOCKS = 128 << 10, 1 << 16  # bytes, and how many at a time: glibc's own first ideas of it
+CHOSEN_BY_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
+STATUS = Path("/proc/self/status")
+
+
+def return_freed_memory() -> None:
+    """Have glibc give large blocks back to the system as soon as they are freed, and now what it has kept so far.
+
+    Nothing is done when the user has set one of malloc's own variables.
+    """
+    library = _malloc()
+    if library is not None:
+        library.mallopt(M_MMAP_MAX, MOST_BLOCKS)
+        library.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        library.mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK)
+        library.malloc_trim(0)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep what a step frees for the next step, which needs the same again.
+
+    Otherwise a step gets its activations anew, page by page, zeroed by the kernel: a fifth to a third of a step at 512
+    images of 28×28 (docs/log.md). Nothing is done when the user has set one of malloc's own variables.
+    """
+    library = _malloc()
+    if library is not None:
+        library.mallopt(M_MMAP_MAX, 0)
+        library.mallopt(M_TRIM_THRESHOLD, LARGEST)
+
+
+def _malloc() -> ctypes.CDLL | None:
+    """The C library, if it is glibc and its settings are left to us."""
+    ours = platform.libc_ver()[0] == "glibc" and not any(name in os.environ for name in CHOSEN_BY_THE_USER)
+    return ctypes.CDLL(None) if ours else None
+
+
+def has_room_to_keep(processes: int) -> bool:
+    """Whether freed memory may stay with each of the `processes` on this machine.
+
+    What a step leaves has gaps that do not fit the next one's needs: as much again as it held at its peak, at worst.
+    """
+    if not STATUS.is_file():
+        return True
+    now = held()
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    rooms = [free_memory().bytes / processes]
+    if limit != resource.RLIM_INFINITY:
+        rooms.append(limit - now.writable)
+    return min(rooms) >= now.highest
+
+
+@dataclass(frozen=True)
+class Held:
+    """What this process holds, in bytes."""
+
+    own: int  # in memory, and nobody else's
+    writable: int  # asked for, touched or not
+    highest: int  # the most of its own since the peak was last forgotten
+
+
+def held() -> Held:
+    """What this process holds now, and the most it has held."""
+    rows = [line.split() for line in STATUS.read_text().splitlines()]
+    found = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
+    # the peak also counts pages of files, of which there are hardly more at the peak than now
+    highest = found["VmHWM"] - found["RssFile"] - found["RssShmem"]
+    return Held(found["RssAnon"], found["VmData"], max(found["RssAnon"], highest))
+
+
+@dataclass(frozen=True)
+class Free:
+    """Bytes that are free, and who says so."""
+
+    bytes: int
+    source: str
+
+
+def free_memory(root: Path = Path("/")) -> Free:
+    """What this machine has free, or what its cgroup leaves, whichever is less.
+
+    Arguments:
+        root: where /proc and /sys are.
+    """
+    candidates = [Free(_table(root / "proc/meminfo")["MemAvailable"] * 1024, "free memory of this machine")]
+    candidates += [Free(amount, "what the cgroup's limit leaves") for amount in _left_by_cgroups(root)]
+    return min(candidates, key=lambda free: free.bytes)
+
+
+def _left_by_cgroups(root: Path) -> Iterator[int]:
+    """What is left in each cgroup that this process is in, up to the root, of version 1 or 2.
+
+    Files that the kernel only keeps in memory while nobody needs it do not count as used.
+    """
+    mounted = root / "sys/fs/cgroup"
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            for folder in _upwards(mounted / "memory", path):
+                yield from _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        elif not controllers:
+            for folder in (*_upwards(mounted, path), *_upwards(mounted / "unified", path)):
+                yield from _left(folder, "memory.max", "memory.current", "inactive_file")
+
+
+def _upwards(mounted: Path, path: str) -> list[Path]:
+    """The folders of a cgroup and of those it lies in; within a container some of them cannot be seen."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return [mounted.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _left(folder: Path, limit: str, usage: str, cached: str) -> Iterator[int]:
+    try:
+        allowed, used = (folder / limit).read_text().strip(), int((folder / usage).read_text())
+        kept = _table(folder / "memory.stat").get(cached, 0)
+    except (OSError, ValueError):  # no such controller here
+        return
+    if allowed != "max":
+        yield max(0, int(allowed) - max(0, used - kept))
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Names and numbers, as /proc/meminfo and memory.stat have them."""
+    rows = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1}
+
+
+# What torch, oneDNN and the C++ library say when an allocation fails; they have no type of their own for it on a CPU.
+SAID = (
+    "DefaultCPUAllocator",
+    "bad_alloc",
+    "bad allocation",
+    "annot allocate memory",
+    "can't allocate memory",
+    "out of memory",
+    "not enough memory",
+    "can't start new thread",
+    "could not create a primitive",
+    "could not create a memory object",
+    "could not execute a primitive",
+)
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error, or one that it came from, is a lack of memory."""
+    return any(_is_one(link) for link in _chain(error))
+
+
+def tells_of_shortage(said: str) -> bool:
+    """Whether the last words of a process are about memory."""
+    return any(words in said for words in SAID)
+
+
+def _is_one(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and tells_of_shortage(str(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
+FIRST_TO_DIE = 1000  # the largest oom_score_adj
+FORGET_THE_PEAK = "5"  # what clear_refs calls it
+
+
+def forget_peak() -> None:
+    """Have the highest figure count from now on; where the kernel does not do that, it stays."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text(FORGET_THE_PEAK)
+
+
+def release_freed() -> None:
+    """Give back what was freed, so that it does not count as held and is not used again unseen."""
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def allow(allowed: int) -> None:
+    """Stop this process from holding more than `allowed` bytes of its own: asking for more then fails."""
+    now = held()
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = max(0, now.writable + allowed - now.own)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def stand_in_front() -> None:
+    """Be the first to be killed when the machine runs out of memory, leave no core file, and end with the parent."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(FIRST_TO_DIE))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)

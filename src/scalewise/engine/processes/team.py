@@ -1,0 +1,243 @@
+"""The processes of a run, seen from one of them."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FunctionType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore  # torch.distributed offers it, but does not export it
+
+from scalewise.engine.placement import DeviceName
+from scalewise.engine.processes.rendezvous import meet
+from scalewise.errors import PlacementError
+
+INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo's own setting
+HOLDERS_OF_THE_GROUP = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler")
+REST_SECONDS = 2.0
+SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process's number, how many there are, its device, and how many are on this machine."""
+
+    rank: int
+    size: int
+    device: torch.device
+    here: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and speaks to the person."""
+        return self.rank == 0
+
+    def gather_rows(self, rows: Tensor, counts: list[int]) -> Gathered:
+        """Start to collect every process's rows (of which process i has counts[i]), in process order."""
+        if self.size == 1:
+            return Gathered(rows, None, counts)
+        most = max(counts)
+        mine = rows.new_zeros(most, rows.shape[1])
+        mine[: len(rows)] = rows
+        out = rows.new_empty(self.size * most, rows.shape[1])
+        return Gathered(out, all_gather(out, mine), counts)
+
+    def total(self, number: Tensor) -> Tensor:
+        """The sum of everybody's number."""
+        return self.gather_rows(number.view(1, 1), [1] * self.size).wait().sum()
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Rows on their way from every process."""
+
+    rows: Tensor
+    work: dist.Work | None
+    counts: list[int]
+
+    def arrive(self) -> None:
+        """Wait until they are here; on an accelerator, until what it does next comes after them."""
+        if self.work is not None:
+            self.work.wait()
+
+    def wait(self) -> Tensor:
+        """All rows, in process order."""
+        self.arrive()
+        if self.work is None:
+            return self.rows
+        parts = self.rows.view(len(self.counts), max(self.counts), -1)
+        return torch.cat([part[:count] for part, count in zip(parts, self.counts, strict=True)])
+
+
+def all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
+    """Start to fill `out` with every process's `mine`, in process order."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+    work: dist.Work = gather(out, mine, group=group, async_op=True)
+    return work
+
+
+def choose_device(name: DeviceName, local_rank: int) -> torch.device:
+    """The device of this process: one CUDA device per process."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available[name]:
+        have = ", ".join(kind for kind, there in available.items() if there)
+        raise PlacementError(f"--device {name} is not available here; there is: {have}")
+    if name != "cuda":
+        return torch.device(name)
+    if local_rank >= torch.cuda.device_count():
+        raise PlacementError(
+            f"one CUDA device per process is needed, got {torch.cuda.device_count()} devices for process "
+            f"{local_rank} of this machine; lower --processes"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def takes_part() -> bool:
+    """Whether this process was started as one of several, by torchrun or by our own launcher."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def leave() -> None:
+    """End this process's part in the job.
+
+    Some of torch's functions take the process group that is there when they are imported as a default argument. Its
+    threads would outlive `destroy_process_group` and abort when Python exits (torch 2.13, gloo). torch's compiler
+    imports them, and much of torch imports the compiler when first used.
+    """
+    for function in _functions_with_a_group():
+        defaults = function.__defaults__ or ()
+        function.__defaults__ = tuple(None if isinstance(value, dist.ProcessGroup) else value for value in defaults)
+    dist.destroy_process_group()
+    gc.collect()  # whoever keeps the group keeps its threads
+    _let_threads_come_to_rest()
+
+
+def _let_threads_come_to_rest() -> None:
+    """Wait until gloo's threads, where somebody still holds a group, have let go of what belongs to Python.
+
+    The last operation is done for the caller before its thread has dropped it, for which the thread needs the
+    interpreter; a thread that asks for it while Python exits is ended, and with it the process (SIGABRT).
+    """
+    deadline = time.monotonic() + REST_SECONDS
+    looks_at_rest = 0
+    while looks_at_rest < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)  # whoever waits for the interpreter gets it now
+        looks_at_rest = looks_at_rest + 1 if "R" not in _gloo_thread_states() else 0
+
+
+def _gloo_thread_states() -> str:
+    """A letter for each of gloo's threads: R where it runs; nothing where the system does not tell."""
+    states = []
+    for folder in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):
+            name, state = (folder / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+            states.append(state.split()[0] if "gloo" in name else "")
+    return "".join(states)
+
+
+def _functions_with_a_group() -> list[FunctionType]:
+    modules = [vars(sys.modules[name]) for name in HOLDERS_OF_THE_GROUP if name in sys.modules]
+    classes = [vars(value) for module in modules for value in module.values() if isinstance(value, type)]
+    return [value for names in modules + classes for value in names.values() if isinstance(value, FunctionType)]
+
+
+def choose_interface() -> None:
+    """Have gloo listen where the other processes of the job can reach it, unless the user chose an interface.
+
+    Left alone, gloo listens on the address of this machine's host name. That is often a loopback address (Debian writes
+    127.0.1.1 into /etc/hosts, containers 127.0.0.1), and then processes on other machines are told to connect to
+    themselves.
+    """
+    if INTERFACE not in os.environ and "MASTER_ADDR" in os.environ:
+        interface = interface_towards(os.environ["MASTER_ADDR"])
+        if interface is not None:
+            os.environ[INTERFACE] = interface
+
+
+def interface_towards(host: str) -> str | None:
+    """The network interface with the IPv4 address that `host` sees this machine under; None when that is unknown.
+
+    An address of this machine leads to the interface that carries it, although packets to it go through loopback: the
+    machine that others know as the master listens where they look for it.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # finds the route and sends nothing
+            mine = probe.getsockname()[0]
+            names = [name for _, name in socket.if_nameindex()]
+            return next((name for name in names if _address(probe, name) == mine), None)
+    except (OSError, UnicodeError):  # no route, only IPv6, or not a host name
+        return None
+
+
+def _address(probe: socket.socket, interface: str) -> str | None:
+    try:
+        answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", interface.encode()))
+    except OSError:  # it has none
+        return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _init(backend: str, device: torch.device | None) -> None:
+    """Join the process group, in a store that earlier starts of the job have not written to."""
+    timeout = timedelta(minutes=30)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+        dist.init_process_group(backend, timeout=timeout, device_id=device)
+        return
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = meet(TCPStore(address, port, is_master=False, timeout=timeout), rank, size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=device)
+
+
+@contextmanager
+def alone(device_name: DeviceName) -> Iterator[Team]:
+    """This process by itself, whatever job it was started in."""
+    yield Team(0, 1, choose_device(device_name, int(os.environ.get("LOCAL_RANK", "0"))))
+
+
+@contextmanager
+def joined(device_name: DeviceName) -> Iterator[Team]:
+    """The team of this process: alone, or of the job it was started in."""
+    if not takes_part():
+        yield Team(0, 1, choose_device(device_name, 0))
+        return
+    device = choose_device(device_name, int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "mps":
+        raise PlacementError("several processes cannot share MPS; use --processes 1 or --device cpu")
+    owner = not dist.is_initialized()
+    if owner:
+        choose_interface()
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        own = device if device.type == "cuda" else None
+        _init(backend, own)
+    try:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        yield Team(dist.get_rank(), dist.get_world_size(), device, here)
+    finally:
+        if owner:
+            leave()

@@ -1,0 +1,286 @@
+"""Processes that do not move any more: noticed, named and ended, so that a hang is a death like any other.
+
+A process makes progress when it ends a step, computes (it or its loader processes use a hundredth of the time or more),
+or reads or writes files. Waiting for other processes is no progress. Two threads in every process wake up eight times
+in the time that is allowed: one exchanges signs of life with the others through the job's store, the other looks for
+- this process, if it makes no progress and does not wait for others: a deadlock;
+- another one that gives no sign any more: stopped, or unreachable;
+- everybody, if all wait for each other.
+A silent process of the same agent is killed after it was asked for its Python stack. Contact with one elsewhere is cut,
+and its own agent sees to it. What goes unnoticed: a process that computes for ever within one step.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import TextIO
+
+import psutil
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store, _get_default_store
+
+from scalewise.engine.processes import last_words
+from scalewise.engine.processes.heartbeat import PULSE, hang_up
+from scalewise.engine.processes.team import Team
+from scalewise.engine.sums.tree import share
+from scalewise.recipe import Recipe
+
+LOOKS = 8  # in the time that is allowed
+SHARE = 0.01  # of the time: computing less is none
+STACK_SECONDS = 3.0
+LEAVE_SECONDS = 1.0
+STACK_LINES = 12
+EXCHANGES = ("scalewise.engine.processes.team", "scalewise.engine.sums.reductions.protocol", "torch.distributed")
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a process tells the others."""
+
+    number: int  # one more each time
+    step: int
+    waits: bool  # for other processes, and without progress for longer than allowed
+    left: bool
+    process: int
+    agent: int
+    machine: str
+
+
+class Watch:
+    """Looks after this process and the others of its job.
+
+    Arguments:
+        team, store: who is in the job, and where they tell each other how they are.
+        seconds: without progress after which a process counts as dead.
+    """
+
+    def __init__(self, team: Team, store: Store, seconds: float) -> None:
+        self._team, self._store, self._seconds = team, store, seconds
+        self.recipe: Recipe | None = None
+        self._leaving = threading.Event()
+        self._waits = False
+        self._heard: tuple[float, list[Sign]] = (time.monotonic(), [])
+        self._main = threading.main_thread().ident
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._tell, self._look)]
+
+    def start(self) -> None:
+        """Begin, on every process."""
+        self._store.set(_key(self._team.rank), self._sign(0))
+        self._team.barrier()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Tell the others that this process leaves, if they can be told."""
+        self._leaving.set()
+        self._threads[0].join(timeout=LEAVE_SECONDS)
+
+    def _sign(self, number: int) -> str:
+        left, step = self._leaving.is_set(), PULSE.beat.step
+        return json.dumps(
+            asdict(Sign(number, step, self._waits, left, os.getpid(), os.getppid(), last_words.machine()))
+        )
+
+    def _tell(self) -> None:
+        keys = [_key(rank) for rank in range(self._team.size)]
+        number, left = 0, False
+        while not left:
+            left = self._leaving.wait(self._seconds / LOOKS)
+            number += 1
+            with suppress(RuntimeError):  # the store is gone; _look notices that nothing is heard
+                self._store.set(keys[self._team.rank], self._sign(number))
+                self._heard = time.monotonic(), [Sign(**json.loads(text)) for text in self._store.multi_get(keys)]
+
+    def _look(self) -> None:
+        looked = began = time.monotonic()
+        progress, ears = _Progress(began), _Ears(began)
+        while not self._leaving.wait(self._seconds / LOOKS):
+            now = time.monotonic()
+            if now - looked > self._seconds / 2:  # this process was stopped itself, perhaps with all the others
+                progress, ears = _Progress(now), _Ears(now)
+            looked = now
+            self._look_at_itself(progress.idle_seconds(now))
+            ears.hear(*self._heard, now)
+            for rank, sign in ears.silent(self._seconds):
+                self._end(rank, sign)
+            if now - ears.last > self._seconds:
+                hang_up(f"the job's store was not heard of for {self._seconds:g} s")
+            if now - ears.moving > self._seconds:
+                hang_up(f"all processes have waited for each other for {2 * self._seconds:g} s")
+
+    def _look_at_itself(self, idle_seconds: float) -> None:
+        stuck = idle_seconds > self._seconds
+        self._waits = stuck and _waits_for_others()
+        if stuck and not self._waits:
+            self._die()
+
+    def _die(self) -> None:
+        """End this process, which is stuck in a place that is not for waiting."""
+        frame = sys._current_frames().get(self._main or 0)
+        stack = [] if frame is None else traceback.format_stack(frame)
+        lines = [line.rstrip() for entry in reversed(stack) for line in entry.splitlines()]
+        self._note(self._team.rank, "made no progress", lines)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _end(self, rank: int, sign: Sign) -> None:
+        """End a process that says nothing: kill it here, or do without it."""
+        if (sign.machine, sign.agent) != (last_words.machine(), os.getppid()) or not _is_sibling(sign.process):
+            hang_up(f"{self._name(rank)} was not heard of for {self._seconds:g} s after step {sign.step}")
+            return
+        self._note(rank, "said nothing", _stack_of(rank, sign.process))
+        with suppress(ProcessLookupError):
+            os.kill(sign.process, signal.SIGKILL)
+
+    def _note(self, rank: int, what: str, stack: list[str]) -> None:
+        message = f"{self._name(rank)} {what} for {self._seconds:g} s and was killed"
+        lines, folder = stack[:STACK_LINES], last_words.own_folder()
+        if folder is None:
+            print(f"scalewise: {message}", *lines, sep="\n  ", file=sys.stderr, flush=True)
+        else:
+            last_words.leave_hang(folder, rank, message, lines)
+
+    def _name(self, rank: int) -> str:
+        """A process, and its workers once they are known."""
+        if self.recipe is None or self.recipe.workers < self._team.size:
+            return f"process {rank}"
+        first, last = share(rank, self._team.size, self.recipe.workers)
+        workers = f"worker {first}" if last - first == 1 else f"workers {first} to {last - 1}"
+        return f"process {rank} ({workers})"
+
+
+class _Ears:
+    """When the other processes were last heard of, and whether one of them gets on."""
+
+    def __init__(self, now: float) -> None:
+        self._began = self.last = self.moving = now
+        self._signs: dict[int, tuple[Sign, float]] = {}
+
+    def hear(self, when: float, signs: list[Sign], now: float) -> None:
+        """Take in the newest signs of life, and when they came."""
+        self.last = max(when, self._began)
+        for rank, sign in enumerate(signs):
+            known = self._signs.get(rank)
+            if known is None or known[0].number != sign.number:
+                self._signs[rank] = sign, self.last
+        if not signs or not all(sign.waits for sign in signs):
+            self.moving = now
+
+    def silent(self, seconds: float) -> list[tuple[int, Sign]]:
+        """Those who gave no sign for so long while others did, and have not left."""
+        return [
+            (rank, sign) for rank, (sign, when) in self._signs.items() if self.last - when > seconds and not sign.left
+        ]
+
+
+class _Progress:
+    """When this process was last seen to get on."""
+
+    def __init__(self, now: float) -> None:
+        self._process = psutil.Process()
+        self._seen = (PULSE.beat, 0, self._computed())
+        self._looked = self._moved = now
+
+    def idle_seconds(self, now: float) -> float:
+        """How long there has been no progress."""
+        beat, stored, computed = PULSE.beat, self._stored(), self._computed()
+        last_beat, last_stored, last_computed = self._seen
+        busy = computed - last_computed > SHARE * (now - self._looked)
+        if beat is not last_beat or stored != last_stored or busy:
+            self._moved = now
+        self._seen, self._looked = (beat, stored, computed), now
+        return now - self._moved
+
+    def _computed(self) -> float:
+        """Processor seconds of this process and its loader processes, without those that looking for these takes.
+
+        That is a look at every process of the machine: on a large one it would pass for progress.
+        """
+        total = time.process_time() - time.thread_time()
+        for child in self._process.children():
+            with suppress(psutil.Error):
+                times = child.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def _stored(self) -> int:
+        with suppress(AttributeError, psutil.Error):  # not on every system
+            counters = self._process.io_counters()
+            return int(counters.read_bytes + counters.write_bytes)
+        return 0
+
+
+@contextmanager
+def watched(team: Team, seconds: float) -> Iterator[Watch | None]:
+    """Have processes that hang ended, by themselves or by others; with 0 seconds nobody is watched."""
+    if not seconds or not dist.is_initialized():
+        yield None
+        return
+    store = _get_default_store().clone()  # type: ignore[attr-defined]  # a connection of its own; stubs lack it
+    watch = Watch(team, store, seconds)
+    with _stack_output(team.rank) as file:
+        faulthandler.register(signal.SIGUSR2, file=file)
+        watch.start()
+        try:
+            yield watch
+        finally:
+            watch.stop()
+            faulthandler.unregister(signal.SIGUSR2)
+
+
+def _stack_output(rank: int) -> AbstractContextManager[TextIO]:
+    """Where this process writes its stack when asked for it: for the launching process, else for all to see."""
+    folder = last_words.own_folder()
+    return nullcontext(sys.__stderr__ or sys.stderr) if folder is None else (folder / _stack_file(rank)).open("w")
+
+
+def _key(rank: int) -> str:
+    return f"scalewise/sign/{rank}"
+
+
+def _stack_file(rank: int) -> str:
+    return f"stack-{rank}.txt"
+
+
+def _is_sibling(process: int) -> bool:
+    """Whether a process was started by the agent that started this one."""
+    with suppress(psutil.Error):
+        return psutil.Process(process).ppid() == os.getppid()
+    return False
+
+
+def _stack_of(rank: int, process: int) -> list[str]:
+    """The Python stack of another process, written by its signal handler even if it cannot do anything else."""
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGUSR2)
+        os.kill(process, signal.SIGCONT)  # a stopped process answers no signal
+    folder = last_words.own_folder()
+    if folder is None:
+        return []
+    path, deadline = folder / _stack_file(rank), time.monotonic() + STACK_SECONDS
+    written, before = 0, -1
+    while time.monotonic() < deadline and not 0 < written == before:  # it comes thread by thread
+        time.sleep(0.2)
+        written, before = path.stat().st_size if path.exists() else 0, written
+    threads = path.read_text().split("\n\n") if path.exists() else []
+    return threads[-1].splitlines()[1:] if threads else []  # the last one is the main thread
+
+
+def _waits_for_others() -> bool:
+    """Whether some thread of this process is in an exchange with other processes."""
+    return any(_is_exchange(frame) for frame in sys._current_frames().values())
+
+
+def _is_exchange(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.startswith(EXCHANGES)

@@ -1,0 +1,1 @@
+"""What is stored: the run folder, checkpoints, shards, the lock."""

@@ -1,0 +1,240 @@
+"""What a checkpoint consists of, read without trusting it: shards of tensors, and an index of where everything is.
+
+Whatever a file holds, reading it ends with its content or with a `DamagedCheckpoint`. Nothing is unpickled; the size of
+a file is compared before it is read, and no tensor can be larger than the files it is said to lie in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import _getdtype
+from torch import Tensor
+
+from scalewise import records
+from scalewise.engine.pace import Progress
+from scalewise.errors import DamagedCheckpoint
+from scalewise.files import check_regular, first_problem, parse_json, read_bytes
+
+FORMAT = 2
+INDEX_FILE = "index.json"
+MOST_INDEX_BYTES = 256 << 20
+LENGTH_BYTES = 8  # of a shard's header, before it
+_FILE_NAME = re.compile(r"shard-\d{1,6}\.safetensors")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements [start, stop) of a tensor, and where they are."""
+
+    file: str
+    key: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor: its shape, and its pieces."""
+
+    shape: list[int]
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True)
+class File:
+    """What a shard must be."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """Where a run was, and where its tensors are."""
+
+    progress: Progress
+    noise: dict[str, list[float]]
+    recipe: dict[str, Any]
+    files: dict[str, File]
+    tensors: dict[str, Entry]
+    records: list[str] = field(default_factory=list)  # the newest ones, where one process has saved what others lost
+
+    def to_json(self) -> str:
+        """As it is stored: with a hash of its own, so that no number in it can change unseen."""
+        content = asdict(self)
+        return json.dumps({"format": FORMAT, "sha256": _hash(content), "content": content})
+
+
+_INDEX = TypeAdapter(Index)
+
+
+def _hash(content: object) -> str:
+    """Of a JSON value, however its text is spaced; numbers survive being written and read."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def verified_index(path: Path) -> Index:
+    """The index of a checkpoint whose files are what it says."""
+    try:
+        index = _read_index(path)
+        for name, expected in index.files.items():
+            _check_file(path / name, expected)
+    except OSError as error:
+        raise DamagedCheckpoint(f"checkpoint {path} cannot be read: {error}") from None
+    except ValueError as error:
+        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {error}") from None
+    return index
+
+
+def _read_index(path: Path) -> Index:
+    try:
+        document = parse_json(read_bytes(path / INDEX_FILE, MOST_INDEX_BYTES))
+    except ValueError as error:  # not JSON, or not text at all
+        raise ValueError(f"{INDEX_FILE} is not JSON: {error}") from None
+    if not isinstance(document, dict) or "content" not in document:
+        raise ValueError(f"{INDEX_FILE} is not an index")
+    if document.get("format") != FORMAT:
+        raise ValueError(f"{INDEX_FILE} has format {document.get('format')!r}, this version reads {FORMAT}")
+    if document.get("sha256") != _hash(document["content"]):
+        raise ValueError(f"{INDEX_FILE} does not have its own SHA-256")
+    try:
+        index = _INDEX.validate_python(document["content"])
+    except ValidationError as error:
+        raise ValueError(f"{INDEX_FILE}: {first_problem(error)}") from None
+    _check_plausible(index)
+    return index
+
+
+def _check_plausible(index: Index) -> None:
+    """Refuse an index that names files elsewhere, or tensors that its files cannot hold."""
+    if index.progress.step < 0:
+        raise ValueError(f"step {index.progress.step} is below 0")
+    if None in map(records.parsed, index.records):
+        raise ValueError("its records are none")
+    for name, file in index.files.items():
+        if not _FILE_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a shard")
+        if file.bytes < 0:
+            raise ValueError(f"{name} has {file.bytes} bytes")
+    most_elements = sum(file.bytes for file in index.files.values())  # one byte each, at least
+    for name, entry in index.tensors.items():
+        elements = math.prod(entry.shape)
+        if any(size < 0 for size in entry.shape) or elements > most_elements:
+            raise ValueError(f"{name} cannot have the shape {entry.shape}")
+        covered = 0
+        for piece in sorted(entry.pieces, key=lambda piece: piece.start):
+            known = piece.file in index.files and piece.key == key(name, piece.start)
+            if not known or piece.start != covered or piece.stop < piece.start:
+                raise ValueError(f"{name} has pieces that do not make a whole")
+            covered = piece.stop
+        if covered != elements:
+            raise ValueError(f"{name} has {covered} of {elements} elements")
+
+
+def key(name: str, start: int) -> str:
+    """Under which name a shard holds the elements of a tensor from `start` on."""
+    return f"{name}@{start}"
+
+
+def _check_file(path: Path, expected: File) -> None:
+    check_regular(path, expected.bytes)
+    size = path.stat().st_size
+    if size != expected.bytes:
+        raise ValueError(f"{path.name} has {size:,} bytes, its index says {expected.bytes:,}")
+    if file_sha256(path) != expected.sha256:
+        raise ValueError(f"{path.name} does not have the SHA-256 of its index")
+
+
+def described(path: Path) -> File:
+    """What the index says of a shard that was just written."""
+    return File(path.stat().st_size, file_sha256(path))
+
+
+def file_sha256(path: Path) -> str:
+    """The hash of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _Shard:
+    """One shard, open for reading: safetensors checks its header, the elements are read here.
+
+    safetensors leaves a number in memory for every tensor that it reads (0.8), which adds up where runs are resumed
+    again and again by one process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with safe_open(path, "numpy"), path.open("rb") as file:
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            self._header = parse_json(file.read(length))
+        self._start = LENGTH_BYTES + length
+        self._file = path.open("rb")
+
+    def read(self, piece: Piece, first: int, last: int) -> Tensor:
+        """Elements [first, last) of a tensor of which a piece is here."""
+        stored = self._header[piece.key]
+        kind, (start, stop) = _getdtype(stored["dtype"]), stored["data_offsets"]
+        if (stop - start) != (piece.stop - piece.start) * kind.itemsize:
+            raise ValueError(f"it has {stored['shape']} of {stored['dtype']}")
+        self._file.seek(self._start + start + (first - piece.start) * kind.itemsize)
+        content = bytearray(self._file.read((last - first) * kind.itemsize))
+        return torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._file.close()
+
+
+class Shards:
+    """The shards of one checkpoint, open for reading by tensor name."""
+
+    def __init__(self, path: Path, index: Index) -> None:
+        self._path, self._index = path, index
+        self._shards: dict[str, _Shard] = {}
+
+    def __enter__(self) -> Shards:
+        try:
+            for name in self._index.files:
+                self._shards[name] = _Shard(self._path / name)
+        except (OSError, ValueError, SafetensorError) as error:
+            self.__exit__()
+            raise DamagedCheckpoint(f"checkpoint {self._path} cannot be read: {error}") from None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for shard in self._shards.values():
+            shard.close()
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor in its shape."""
+        shape = self._index.tensors[name].shape
+        return self.read(name, 0, math.prod(shape)).reshape(shape)
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of a tensor, from however many pieces."""
+        try:
+            found = torch.cat([*self._parts(name, start, stop)])
+        except (RuntimeError, LookupError, TypeError, ValueError, OSError) as error:  # the shard holds something else
+            raise DamagedCheckpoint(f"checkpoint {self._path} does not hold {name}: {error}") from None
+        if found.shape != (stop - start,):
+            raise DamagedCheckpoint(
+                f"checkpoint {self._path} holds {list(found.shape)} of {stop - start} elements of {name}"
+            )
+        return found
+
+    def _parts(self, name: str, start: int, stop: int) -> Iterator[Tensor]:
+        for piece in sorted(self._index.tensors[name].pieces, key=lambda piece: piece.start):
+            first, last = max(start, piece.start), min(stop, piece.stop)
+            if first < last or start == stop:  # a tensor without elements has one piece without elements
+                yield self._shards[piece.file].read(piece, first, last)

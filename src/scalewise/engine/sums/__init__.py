@@ -1,0 +1,1 @@
+"""The fixed tree, the flat vector, the chunk grid, and the reductions over processes."""

@@ -1,0 +1,64 @@
+"""Do all processes still hold the same weights? A fault that nobody reports, in a memory or a processor, shows here.
+
+The fingerprint is the sum of the weights' bytes, read as 64-bit words, modulo 2⁶⁴. A change of one word always changes
+it; changes of several cancel out with a chance of 2⁻⁶⁴. It costs one pass over the weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from scalewise.engine.sums.tree import share
+from scalewise.errors import ReplicasDiffer
+
+T = TypeVar("T")
+
+
+def fingerprint(weights: Tensor) -> list[int]:
+    """The sum of a flat vector's words in halves of 32 bits, which a float64 holds.
+
+    >>> fingerprint(torch.tensor([1.0, 2.0])) == fingerprint(torch.tensor([1.0, 2.0]))
+    True
+    >>> fingerprint(torch.tensor([1.0, 2.0])) == fingerprint(torch.tensor([1.0, -2.0]))
+    False
+    """
+    total = int(weights.detach().view(torch.int64).sum())
+    return [total & 0xFFFFFFFF, (total >> 32) & 0xFFFFFFFF]
+
+
+def by_process(found: Sequence[T], processes: int) -> list[T]:
+    """What each process said, of what was gathered by worker."""
+    return [found[share(process, processes, len(found))[0]] for process in range(processes)]
+
+
+def check(fingerprints: Sequence[Sequence[float]], workers: int, step: int, since: int) -> None:
+    """Refuse fingerprints that differ.
+
+    Arguments:
+        fingerprints: by process.
+        workers: of the run.
+        step: after which they were taken.
+        since: after which step they were last the same.
+    """
+    values = [tuple(value) for value in fingerprints]
+    usual, _ = Counter(values).most_common(1)[0]
+    others = [process for process, value in enumerate(values) if value != usual]
+    if not others:
+        return
+    names = ", ".join(_named(process, range(*share(process, len(values), workers))) for process in others)
+    which = f"process {names} differs" if len(others) == 1 else f"processes {names} differ"
+    raise ReplicasDiffer(
+        f"all processes must hold the same weights, but after step {step} {which} from the others, which was not so "
+        f"after step {since}: a fault of a memory or a processor, or code that is not the same everywhere; every "
+        f"stored checkpoint was compared when it was written and is good: go on with --resume"
+    )
+
+
+def _named(process: int, workers: range) -> str:
+    first, last = workers[0], workers[-1]
+    return f"{process} (worker {first})" if first == last else f"{process} (workers {first} to {last})"

@@ -1,0 +1,1 @@
+"""Optimizer rules on the flat weights, whole or in shards."""

@@ -1,0 +1,172 @@
+"""The optimizer on the flat weights: a few long vectors instead of many tensors.
+
+Element-wise updates do not depend on where a vector is cut (tests/test_optim.py), so one update of a long stretch gives
+the bytes of one update per parameter, with as many kernels as one parameter needs. LARS and LAMB need norms of whole
+parameters besides (layerwise.py), Muon whole matrices. The state is known by parameter name all the same, so that a
+checkpoint can be read on any number of processes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from scalewise.engine.sums.flat import FlatLayout, Piece, Stretch, in_memory_order
+from scalewise.engine.sums.grid import Complete
+from scalewise.engine.update.elementwise import ELEMENT_WISE
+from scalewise.engine.update.layerwise import LAYER_WISE
+from scalewise.optim import OPTIMIZERS
+from scalewise.recipe import Recipe
+
+Reader = Callable[[str, int, int], Tensor]  # (name, start, stop) -> those elements, one-dimensional
+PREFIX = "optimizer"
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """A part of the training state: elements [start, start + len) of the tensor `name`, which has `shape`."""
+
+    name: str
+    tensor: Tensor
+    start: int
+    shape: tuple[int, ...]
+
+
+class Rule(Protocol):
+    """How weights change, and what is kept from step to step for each stretch of them."""
+
+    state: dict[Tensor, dict[str, Tensor]]
+
+    def step(self, gradient: Tensor, lr: float) -> None:
+        """Update the stretches by the flat mean gradient."""
+
+
+class TorchRule:
+    """An optimizer of whole tensors, which are the stretches; without its profiling and hooks."""
+
+    def __init__(self, recipe: Recipe, stretches: list[Stretch]) -> None:
+        self._stretches = stretches
+        leaves = [stretch.weights for stretch in stretches]
+        self._optimizer = OPTIMIZERS[recipe.optimizer](leaves, recipe) if leaves else None
+        self._step = inspect.unwrap(type(self._optimizer).step) if self._optimizer else None
+        self.state: dict[Tensor, dict[str, Tensor]] = self._optimizer.state if self._optimizer else {}
+
+    def step(self, gradient: Tensor, lr: float) -> None:
+        """Hand it the gradient and the rate."""
+        if self._optimizer is None or self._step is None:
+            return
+        for stretch in self._stretches:
+            stretch.weights.grad = stretch.place(gradient)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._step(self._optimizer)
+
+
+class FlatOptimizer:
+    """The recipe's optimizer for the stretches of the weights that this process owns.
+
+    Arguments:
+        recipe, layout: which optimizer, and where parameters lie.
+        stretches: the owned weights.
+        complete: fills in the numbers that other processes have.
+    """
+
+    def __init__(self, recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete) -> None:
+        self._layout, self._stretches = layout, stretches
+        self._rule = _rule(recipe, layout, stretches, complete)
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, lr: float) -> None:
+        """Update the owned weights by the flat mean gradient."""
+        self._rule.step(gradient, lr)
+
+    def state(self) -> list[StateEntry]:
+        """What is held here, by `optimizer.<kind>.<parameter>`."""
+        entries = []
+        for stretch in self._stretches:
+            for kind, value in self._state(stretch).items():
+                entries += [self._entry(stretch, piece, kind, value) for piece in _stored(stretch, value)]
+        return entries
+
+    def bytes(self) -> int:
+        """How much the state of the owned weights takes."""
+        values = [value for stretch in self._stretches for value in self._state(stretch).values()]
+        return sum(value.nbytes for value in values if isinstance(value, Tensor) and value.ndim)
+
+    def load(self, names: Iterable[str], read: Reader) -> None:
+        """Take over a stored state."""
+        stored: dict[str, set[str]] = {}
+        for name in names:
+            if name.startswith(f"{PREFIX}."):
+                _, kind, parameter = name.split(".", 2)
+                stored.setdefault(parameter, set()).add(kind)
+        restored = [
+            {kind: self._restored(stretch, kind, read) for kind in sorted(stored.get(stretch.pieces[0].name, ()))}
+            for stretch in self._stretches
+        ]
+        for stretch, state in zip(self._stretches, restored, strict=True):
+            self._state(stretch).update(state)
+
+    def _state(self, stretch: Stretch) -> dict[str, Tensor]:
+        return self._rule.state[stretch.weights]
+
+    def _entry(self, stretch: Stretch, piece: Piece, kind: str, value: Tensor) -> StateEntry:
+        name = f"{PREFIX}.{kind}.{piece.name}"
+        if not value.ndim:
+            return StateEntry(name, value.reshape(1), 0, ())
+        first = piece.flat_start - stretch.start
+        shape = tuple(self._layout.tensors[piece.name].shape)
+        stored = in_memory_order(value)[first : first + piece.stop - piece.start]
+        return StateEntry(name, stored, piece.start, shape)
+
+    def _restored(self, stretch: Stretch, kind: str, read: Reader) -> Tensor:
+        if kind == "step":
+            return read(f"{PREFIX}.{kind}.{stretch.pieces[0].name}", 0, 1).reshape(())
+        value = torch.zeros_like(stretch.weights)
+        flat = in_memory_order(value)
+        for piece in stretch.pieces:
+            first = piece.flat_start - stretch.start
+            flat[first : first + piece.stop - piece.start] = read(
+                f"{PREFIX}.{kind}.{piece.name}", piece.start, piece.stop
+            )
+        return value.detach()
+
+
+def owned_stretches(recipe: Recipe, layout: FlatLayout, weights: Tensor, owned: list[tuple[int, int]]) -> list[Stretch]:
+    """Ranges of the flat weights as the recipe's optimizer needs them: as long as possible, or whole parameters."""
+    ranges = layout.parameter_stretches(owned)
+    if recipe.optimizer in ELEMENT_WISE or recipe.optimizer in LAYER_WISE:
+        return [_stretch(layout, weights, *bounds) for bounds in ranges]
+    return _whole_parameters(layout, weights, ranges)
+
+
+def _rule(recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete) -> Rule:
+    if recipe.optimizer in ELEMENT_WISE:
+        return ELEMENT_WISE[recipe.optimizer](recipe, stretches)
+    if recipe.optimizer in LAYER_WISE:
+        return LAYER_WISE[recipe.optimizer](recipe, layout, stretches, complete)
+    return TorchRule(recipe, stretches)
+
+
+def _stored(stretch: Stretch, value: object) -> list[Piece]:
+    """The pieces under whose names a part of the state is stored: numbers only with a parameter's first piece."""
+    if not isinstance(value, Tensor):
+        return []
+    return stretch.pieces if value.ndim else [piece for piece in stretch.pieces if piece.start == 0]
+
+
+def _stretch(layout: FlatLayout, weights: Tensor, start: int, stop: int) -> Stretch:
+    return Stretch(start, weights[start:stop].detach().requires_grad_(), layout.pieces([(start, stop)]))
+
+
+def _whole_parameters(layout: FlatLayout, weights: Tensor, owned: list[tuple[int, int]]) -> list[Stretch]:
+    """Each parameter in its shape."""
+    views = dict(zip(layout.tensors, layout.views(weights), strict=True))
+    pieces = layout.pieces(owned)
+    assert all(piece.stop - piece.start == views[piece.name].numel() for piece in pieces)
+    return [Stretch(piece.flat_start, views[piece.name].detach().requires_grad_(), [piece]) for piece in pieces]

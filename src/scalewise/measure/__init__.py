@@ -1,1 +1,0 @@
-"""Experiments on a task and a recipe that use the engine: how far can this model scale?"""

@@ -1,1 +1,0 @@
-"""The critical batch: the law, and its direct measurement by branches and sweeps."""

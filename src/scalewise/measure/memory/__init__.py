@@ -1,1 +1,0 @@
-"""The largest worker batch that fits: predicted, then tried in processes of their own."""

@@ -1,1 +1,0 @@
-"""How sharp a minimum is, and the loss between the weights of two runs."""

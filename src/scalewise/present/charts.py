@@ -1,0 +1,235 @@
+"""Line charts as SVG: drawn here, so that a page needs no script to show them and prints as it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from markupsafe import Markup
+
+from scalewise.present.pieces import Figure, Key, Table
+from scalewise.present.scales import Axis, Scale, fitted
+from scalewise.present.words import NOTHING, number
+
+WIDTH, HEIGHT = 460, 290
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 26, 42
+TABLE_ROWS = 24
+LABEL_LETTER, LABEL_LINE = 7.0, 15  # width of a letter of a label, and height of a line of them
+LOOKS = 10  # colours, dashes and shapes of the style sheet
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that belong together.
+
+    Arguments:
+        name: in the legend.
+        points: (x, y).
+        band: (x, low, high), drawn as an area behind a line, or as bars through dots.
+        kind: a line, dots, or dots on a line.
+        look: which of the looks; by default the series' own number.
+    """
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    band: tuple[tuple[float, float, float], ...] = ()
+    kind: Literal["line", "dots", "both"] = "line"
+    look: int | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A line across the chart at a number of the x or the y axis."""
+
+    axis: Literal["x", "y"]
+    value: float
+    label: str
+
+
+def line_chart(
+    title: str, x: Axis, y: Axis, series: Sequence[Series], marks: Sequence[Mark] = (), note: str = ""
+) -> Figure | None:
+    """A chart of several series, or nothing where there are no points."""
+    drawn = [_on(one, x, y) for one in series]
+    if not any(one.points for one in drawn):
+        return None
+    marks = [mark for mark in marks if mark.value > 0 or not (x if mark.axis == "x" else y).log]
+    across, up = _scales(x, y, drawn, marks)
+    parts = [_grid(x, y, across, up)]
+    looks = [one.look if one.look is not None else order for order, one in enumerate(drawn)]
+    parts += [_series(one, look % LOOKS, across, up) for one, look in zip(drawn, looks, strict=True)]
+    parts += [_mark(mark, across, up, line) for mark, line in zip(marks, _label_lines(marks, across), strict=True)]
+    legend = [(one, look) for one, look in zip(drawn, looks, strict=True) if one.points]
+    keys = tuple(Key(one.name, look % LOOKS, "dots" if one.kind == "dots" else "line") for one, look in legend)
+    described = describe(title, x, y, drawn, marks)
+    body = frame(Markup("").join(parts), described, scales=_encoded(across, up))
+    return Figure(title, body, described, _table(title, x, y, drawn), keys, note)
+
+
+def frame(content: Markup, description: str, height: float = HEIGHT, width: float = WIDTH, scales: str = "") -> Markup:
+    """An SVG with its text alternative."""
+    focus = Markup(' tabindex="0" data-scales="{}"').format(scales) if scales else Markup("")
+    return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}"{}>{}</svg>').format(
+        round(width), round(height), description, focus, content
+    )
+
+
+def describe(title: str, x: Axis, y: Axis, series: Iterable[Series], marks: Iterable[Mark] = ()) -> str:
+    """What a chart shows, in words."""
+    lines = [
+        f"{one.name}: from {y.shown(one.points[0][1])} at {x.shown(one.points[0][0])} to "
+        f"{y.shown(one.points[-1][1])} at {x.shown(one.points[-1][0])}, lowest "
+        f"{y.shown(min(value for _, value in one.points))}, highest {y.shown(max(value for _, value in one.points))}"
+        for one in series
+        if one.points
+    ]
+    lines += [f"line at {number(mark.value)}: {mark.label}" for mark in marks]
+    return f"{title}, {y.title} against {x.title}. {'. '.join(lines)}."
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int) -> tuple[Series, bool]:
+    """At most so many points: means of equal shares of them, with their range as the band."""
+    if len(points) <= most:
+        return Series("", tuple(points)), False
+    edges = [round(index * len(points) / most) for index in range(most + 1)]
+    groups = [points[first:last] for first, last in pairwise(edges)]
+    means = tuple((group[-1][0], sum(value for _, value in group) / len(group)) for group in groups)
+    band = tuple((group[-1][0], min(v for _, v in group), max(v for _, v in group)) for group in groups)
+    return Series("", means, band), True
+
+
+def _on(series: Series, x: Axis, y: Axis) -> Series:
+    """Without what a logarithmic axis cannot show."""
+    points = tuple((a, b) for a, b in series.points if (a > 0 or not x.log) and (b > 0 or not y.log))
+    band = tuple((a, low, high) for a, low, high in series.band if (a > 0 or not x.log) and (low > 0 or not y.log))
+    return Series(series.name, points, band, series.kind, series.look)
+
+
+def _scales(x: Axis, y: Axis, series: Sequence[Series], marks: Sequence[Mark]) -> tuple[Scale, Scale]:
+    across = [place for one in series for place, _ in one.points] + [m.value for m in marks if m.axis == "x"]
+    up = [value for one in series for _, value in one.points] + [m.value for m in marks if m.axis == "y"]
+    up += [end for one in series for _, low, high in one.band for end in (low, high)]
+    return fitted(across, x, LEFT, WIDTH - RIGHT), fitted(up, y, HEIGHT - BOTTOM, TOP, room=0.04)
+
+
+def _encoded(across: Scale, up: Scale) -> str:
+    """What a script needs to go back from places to numbers."""
+    one = (f"{s.low:.12g} {s.high:.12g} {s.start} {s.end} {int(s.log)}" for s in (across, up))
+    return " ".join(one)
+
+
+def _grid(x: Axis, y: Axis, across: Scale, up: Scale) -> Markup:
+    """Lines, numbers and titles."""
+    bottom = HEIGHT - BOTTOM
+    ticks = [tick for tick in y.ticks or up.ticks() if up.low <= tick <= up.high]
+    parts = [
+        Markup('<path class="grid" d="M{} {:.1f}H{}"/><text class="tick" x="{}" y="{:.1f}">{}</text>').format(
+            LEFT, up(tick), WIDTH - RIGHT, LEFT - 6, up(tick) + 4, y.shown(tick)
+        )
+        for tick in ticks
+    ]
+    parts += x_ticks(x, across, bottom)
+    parts.append(Markup('<path class="axis" d="M{0} {1}V{2}H{3}"/>').format(LEFT, TOP, bottom, WIDTH - RIGHT))
+    parts.append(Markup('<text class="title" x="{}" y="{}">{}</text>').format(WIDTH - RIGHT, HEIGHT - 6, x.title))
+    parts.append(Markup('<text class="unit" x="2" y="13">{}</text>').format(y.title))
+    return Markup("").join(parts)
+
+
+def x_ticks(axis: Axis, scale: Scale, bottom: float) -> list[Markup]:
+    """The numbers under an axis; those without room are left out."""
+    parts: list[Markup] = []
+    free = -1e9
+    for tick in axis.ticks or scale.ticks():
+        place, label = scale(tick), axis.shown(tick)
+        half = 3.6 * len(label)
+        if not scale.start - 1 <= place <= scale.end + 1 or place - half < free:
+            continue
+        free = place + half + 8
+        beside = min(place, WIDTH - 2 - half)
+        shape = '<path class="stroke" d="M{0:.1f} {1}v4"/><text class="under" x="{4:.1f}" y="{2}">{3}</text>'
+        parts.append(Markup(shape).format(place, bottom, bottom + 17, label, beside))
+    return parts
+
+
+def _side(place: float) -> Literal["left", "right"]:
+    """Of a line across the x axis on which there is more room for its label."""
+    return "left" if place > (LEFT + WIDTH) / 2 else "right"
+
+
+def _label_lines(marks: Sequence[Mark], across: Scale) -> list[int]:
+    """In which line each label stands, so that none is written over another one."""
+    taken: list[tuple[int, float, float]] = []
+    found = []
+    for mark in marks:
+        place, width = across(mark.value), LABEL_LETTER * len(mark.label) + 10
+        start = place if _side(place) == "right" else place - width
+        others = {line for line, left, right in taken if start < right and left < start + width}
+        line = 0 if mark.axis == "y" else next(line for line in range(len(marks)) if line not in others)
+        if mark.axis == "x":
+            taken.append((line, start, start + width))
+        found.append(line)
+    return found
+
+
+def _mark(mark: Mark, across: Scale, up: Scale, line: int) -> Markup:
+    if mark.axis == "x":
+        place = across(mark.value)
+        side = _side(place)
+        shape = '<path class="mark" d="M{0:.1f} {1}V{2}"/><text class="label {3}" x="{4:.1f}" y="{5}">{6}</text>'
+        beside = place + (5 if side == "right" else -5)
+        return Markup(shape).format(place, TOP, HEIGHT - BOTTOM, side, beside, TOP + 16 + LABEL_LINE * line, mark.label)
+    place = up(mark.value)
+    shape = '<path class="mark" d="M{0} {1:.1f}H{2}"/><text class="label right" x="{3}" y="{4:.1f}">{5}</text>'
+    above = place - 4 if place > 30 else place + 13
+    return Markup(shape).format(LEFT, place, WIDTH - RIGHT, LEFT + 5, above, mark.label)  # errors fall: left is free
+
+
+def _series(series: Series, look: int, across: Scale, up: Scale) -> Markup:
+    places = [(across(a), up(b)) for a, b in series.points]
+    parts = [_band(series, across, up)] if series.band else []
+    if series.kind != "dots" and len(places) > 1:
+        line = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
+        parts.append(Markup('<polyline class="line" points="{}"/>').format(line))
+    if series.kind != "line" or len(places) == 1:
+        parts += [dot(a, b, look) for a, b in places]
+    return Markup('<g class="look{}" data-name="{}">{}</g>').format(look, series.name, Markup("").join(parts))
+
+
+def _band(series: Series, across: Scale, up: Scale) -> Markup:
+    """The range of a line as an area, of dots as bars."""
+    ends = [(across(a), up(low), up(high)) for a, low, high in series.band]
+    if series.kind != "line":
+        bars = (Markup('<path class="bar" d="M{0:.1f} {1:.1f}V{2:.1f}"/>').format(*end) for end in ends)
+        return Markup("").join(bars)
+    outline = [*((a, high) for a, _, high in ends), *((a, low) for a, low, _ in reversed(ends))]
+    return Markup('<polygon class="band" points="{}"/>').format(" ".join(f"{a:.1f},{b:.1f}" for a, b in outline))
+
+
+def dot(a: float, b: float, look: int) -> Markup:
+    """A dot in the shape of its look: people who see no colours tell them apart by it."""
+    shapes = (
+        "M{x} {y}m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
+        "M{x} {y}m-4 -4h8v8h-8z",
+        "M{x} {y}m0 -5l5 9h-10z",
+        "M{x} {y}m0 -5.5l5.5 5.5l-5.5 5.5l-5.5 -5.5z",
+    )
+    return Markup('<path class="dot" d="{}"/>').format(
+        shapes[(look + look // 8) % len(shapes)].format(x=f"{a:.1f}", y=f"{b:.1f}")
+    )
+
+
+def _table(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Table:
+    """The numbers behind a chart, at no more places than a person reads."""
+    shown = [one for one in series if one.points]
+    places = sorted({place for one in shown for place, _ in one.points})
+    if len(places) > TABLE_ROWS:
+        places = [places[round(index * (len(places) - 1) / (TABLE_ROWS - 1))] for index in range(TABLE_ROWS)]
+    columns = [dict(one.points) for one in shown]
+    rows = tuple((number(place), *(_value(y, column.get(place)) for column in columns)) for place in places)
+    return Table((x.title, *(one.name for one in shown)), rows, f"{title}: {y.title} by {x.title}")
+
+
+def _value(axis: Axis, value: float | None) -> str:
+    return NOTHING if value is None else f"{100 * value:.2f} %" if axis.share else number(value)

@@ -1,0 +1,149 @@
+"""The page: every story in one file of HTML that needs nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FunctionLoader
+from markupsafe import Markup
+
+from scalewise import __version__
+from scalewise.present.charts import dot
+from scalewise.present.folders import Run, read_run
+from scalewise.present.pieces import Story, source
+from scalewise.present.stories.bench import benching_story
+from scalewise.present.stories.compare import comparison_story
+from scalewise.present.stories.forecast import forecasting_story
+from scalewise.present.stories.measure import measurement_story
+from scalewise.present.stories.plan import planning_story
+from scalewise.present.stories.profile import profiling_story
+from scalewise.present.stories.train import training_story
+from scalewise.records import write_atomically
+
+FILE = "report.html"
+GENERATOR = '<meta name="generator" content="scalewise '  # as the template has it
+STORIES = {
+    "compare": comparison_story,
+    "measure": measurement_story,
+    "plan": planning_story,
+    "forecast": forecasting_story,
+    "bench": benching_story,
+    "profile": profiling_story,
+}
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of a template, style or script of the page."""
+    return (files("scalewise.present") / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def script() -> str:
+    """Everything that a page runs."""
+    return "\n".join(asset(name) for name in ("plan_model.js", "planner.js", "page.js"))
+
+
+@cache
+def _environment() -> Environment:
+    found = Environment(loader=FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    found.globals |= {"kind": lambda block: type(block).__name__, "dot": dot}
+    return found
+
+
+def policy(live: bool) -> str:
+    """What a browser may do with the page: run and apply what is in it by its hash, load nothing from elsewhere."""
+    rules = [
+        "default-src 'none'",
+        f"script-src {source(script())}",
+        f"style-src {source(asset('style.css'))}",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'self'" if live else "form-action 'none'",
+    ]
+    return "; ".join([*rules, *(["connect-src 'self'"] if live else [])])
+
+
+def stories(runs: Sequence[Run], inside: Path | None = None) -> list[Story]:
+    """What the runs have to say: trainings together, every other folder for itself."""
+    trained = [run for run in runs if run.kind == "train"]
+    found = [training_story(trained, inside)] if trained else []
+    return found + [STORIES[run.kind](run) for run in runs if run.kind != "train"]
+
+
+def render(title: str, told: Sequence[Story], sources: str, live: str | None = None, home: str | None = None) -> str:
+    """The page as HTML.
+
+    Arguments:
+        title: of the window.
+        told: the stories, one after another.
+        sources: which folders it was made from, for the last line.
+        live: where a browser learns that there is something new; None for a file.
+        home: where the list of runs is, if there is one.
+    """
+    return fill(
+        "page.html", title=title, stories=told, sources=sources, live=live, home=home, policy=policy(live is not None)
+    )
+
+
+def fill(template: str, **values: Any) -> str:  # noqa: ANN401  (whatever a template shows)
+    """A template with values in it, all of them escaped but for what is Markup."""
+    counter = itertools.count(1)
+    environment = _environment()
+    shared = environment.get_template("parts.html").make_module({"next_id": lambda: f"group{next(counter)}"})
+    own = {
+        "show_story": shared.show_story,  # type: ignore[attr-defined]
+        "version": __version__,
+        "style": Markup(asset("style.css")),
+        "script": Markup(script()),
+    }
+    return environment.get_template(template).render(own | values)
+
+
+def query(names: Sequence[str]) -> str:
+    """Runs in an address."""
+    return urlencode([("run", name) for name in names])
+
+
+def page(folders: Sequence[Path]) -> str:
+    """The page of some run folders."""
+    runs = [read_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    title = ", ".join(run.name for run in runs)
+    return render(title, stories(runs), ", ".join(map(str, folders)))
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' own names, or their paths where those are not distinct."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+def write(folders: Sequence[Path], path: Path) -> None:
+    """Write the page of some run folders."""
+    write_atomically(path, page(folders))
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page that `write` wrote, and may be written anew."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return GENERATOR.encode() in file.read(4_096)
+
+
+def leave(folder: Path) -> str:
+    """Write the page of a run that has ended into its folder; returns what went wrong: the run itself is done."""
+    try:
+        write([folder], folder / FILE)
+    except Exception as error:  # no page is worth a run
+        return f"{folder / FILE} could not be written: {error!r}"
+    return ""
+
+
+# Within a script element only these could end it, begin a comment, or end a line of JavaScript.

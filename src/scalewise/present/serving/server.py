@@ -1,0 +1,200 @@
+"""A server on this machine's own address: every request is checked, nothing is written, followers share the work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import resource
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from scalewise.present import page
+from scalewise.present.serving.library import Library
+from scalewise.present.serving.requests import (
+    LONGEST_HEAD,
+    SECONDS,
+    Refused,
+    Request,
+    check,
+    head,
+    read_request,
+    refusal,
+)
+
+ADDRESS = "127.0.0.1"
+POLL_SECONDS = 1.0
+STILL_HERE_SECONDS = 15.0
+BACKLOG = 2048
+SPARE_FILES = 64
+
+Names = tuple[str, ...]
+
+
+class Channel:
+    """Everybody who follows the same runs: the state they know, and what wakes them when it changes."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.changed = asyncio.Event()
+        self.followers = 0
+
+    def announce(self, version: str) -> None:
+        """Wake all followers if there is something new."""
+        if version != self.version:
+            self.version = version
+            self.changed.set()
+            self.changed = asyncio.Event()
+
+
+class Server:
+    """Connections and followers. Reading and drawing happen in one other thread, so that answering never waits."""
+
+    def __init__(self, library: Library, token: str) -> None:
+        self._library, self._token = library, token
+        self._reader = ThreadPoolExecutor(1)
+        self._making: dict[Names, asyncio.Task[bytes]] = {}
+        self._channels: dict[Names, Channel] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+        self._most = _allow_files() - SPARE_FILES
+
+    async def run(self, port: int, ready: Callable[[int], None]) -> int:
+        """Serve until a signal arrives; returns its number."""
+        loop = asyncio.get_running_loop()
+        stopped: asyncio.Future[int] = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, _settle, stopped, number)
+        server = await asyncio.start_server(self._connect, ADDRESS, port, limit=LONGEST_HEAD, backlog=BACKLOG)
+        watching = asyncio.create_task(self._watch())
+        ready(server.sockets[0].getsockname()[1])
+        sent = await stopped
+        server.close()
+        watching.cancel()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(watching, *self._connections, return_exceptions=True)
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        return sent
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, one answer; whoever hangs up or dawdles is let go."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._answer(reader, writer)
+        except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if len(self._connections) > self._most:
+                raise Refused(503, "too many connections; try again later")
+            request = await read_request(reader)
+            check(request)
+            route = self._route(request)
+            if route is None:
+                await _send(writer, head(308, "text/plain; charset=utf-8", 0, location=f"/{self._token}/"))
+                return
+            if route == "events":
+                await self._follow(request.runs, writer)
+                return
+            body = await self._page(request.runs if route == "runs" else ())
+        except Refused as refused:
+            await _send(writer, refusal(refused))
+            return
+        except (OSError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError) as error:
+            # anything may be in a run folder: what nobody thought of costs one answer, not the server
+            await _send(writer, refusal(Refused(500, f"this page could not be made: {type(error).__name__}")))
+            return
+        top = head(200, "text/html; charset=utf-8", len(body), page.policy(live=True))
+        await _send(writer, top if request.method == "HEAD" else top + body)
+
+    def _route(self, request: Request) -> str | None:
+        """What is asked for, after the token; None without the slash, from which links would lead nowhere."""
+        _, token, *rest = request.path.split("/")
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
+            raise Refused(403, "this address is not the one that scalewise serve printed")
+        if not rest:
+            return None
+        name = "/".join(rest)
+        if name not in ("", "runs", "events"):
+            raise Refused(404, "there is nothing here")
+        if name == "runs" and not request.runs:
+            raise Refused(404, "no run was chosen; go back to the list")
+        return name
+
+    async def _page(self, names: Names) -> bytes:
+        """A page, made once for all who ask for it at the same time."""
+        making = self._making.get(names)
+        if making is None:
+            making = self._making[names] = asyncio.create_task(self._make(names))
+            making.add_done_callback(lambda _: self._making.pop(names, None))
+        return await asyncio.shield(making)
+
+    async def _make(self, names: Names) -> bytes:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._library.page, names)
+
+    async def _version(self, names: Names) -> str:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._library.version, names)
+
+    async def _follow(self, names: Names, writer: asyncio.StreamWriter) -> None:
+        """Tell a browser whenever there is something new, until it hangs up."""
+        for name in names:
+            self._library.folder(name)
+        channel = self._channels.get(names)
+        if channel is None:
+            version = await self._version(names)
+            channel = self._channels.setdefault(names, Channel(version))
+        channel.followers += 1
+        try:
+            await _send(writer, head(200, "text/event-stream", None) + _event(channel.version))
+            while True:
+                changed = channel.changed
+                try:
+                    await asyncio.wait_for(changed.wait(), STILL_HERE_SECONDS)
+                    await _send(writer, _event(channel.version))
+                except TimeoutError:
+                    await _send(writer, b": still here\n\n")
+        finally:
+            channel.followers -= 1
+            if not channel.followers:
+                self._channels.pop(names, None)
+
+    async def _watch(self) -> None:
+        """Look for something new, for all channels one after another."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            for names, channel in [*self._channels.items()]:
+                with contextlib.suppress(OSError):
+                    channel.announce(await self._version(names))
+
+
+def _settle(stopped: asyncio.Future[int], number: int) -> None:
+    if not stopped.done():
+        stopped.set_result(number)
+
+
+def _event(version: str) -> bytes:
+    return f"data: {version}\n\n".encode()
+
+
+async def _send(writer: asyncio.StreamWriter, content: bytes) -> None:
+    """Hand bytes over; who does not take them in is let go."""
+    writer.write(content)
+    await asyncio.wait_for(writer.drain(), SECONDS)
+
+
+def _allow_files() -> int:
+    """As many open files, and so connections, as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 65_536 if now == resource.RLIM_INFINITY else now

@@ -1,0 +1,54 @@
+"""What the doctor finds in trainings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalewise.doctor.diagnose import CHECKS, TITLES, Diagnosis, diagnose_folder
+from scalewise.present.folders import Run, is_safe
+from scalewise.present.pieces import Block, Finding, Section
+from scalewise.present.words import count
+
+
+def findings_section(runs: Sequence[Run], inside: Path | None) -> Section | None:
+    """The findings of every run; a run of one worker is what the others are held against."""
+    single = next((run for run in runs if run.recipe.number("recipe", "workers") == 1), None)
+    blocks: list[Block] = []
+    for run in runs:
+        reference = single if single is not None and run is not single and _same_task(run, single) else None
+        blocks += _of_run(run, reference, inside, named=len(runs) > 1)
+    lead = "" if single is None or len(runs) == 1 else f"Other runs are compared with {single.name}, of one worker."
+    return Section("What the doctor says", tuple(blocks), lead) if blocks else None
+
+
+def _same_task(run: Run, single: Run) -> bool:
+    return run.recipe.text("task") == single.recipe.text("task")
+
+
+def _of_run(run: Run, reference: Run | None, inside: Path | None, named: bool) -> list[Block]:
+    prefix = f"{run.name}: " if named else ""
+    found = _diagnosis(run, reference, inside)
+    if found is None:
+        return [f"{prefix}the records could not be diagnosed."] if run.records else []
+    if not found.findings:
+        looked = count(len(CHECKS) - len(found.unknown), "cause")
+        return [f"{prefix}{looked} of lost accuracy looked for, none found."]
+    return [
+        Finding(prefix + TITLES.get(one.cause, one.cause), one.severity, one.evidence, one.fix)
+        for one in found.findings
+    ]
+
+
+def _diagnosis(run: Run, reference: Run | None, inside: Path | None) -> Diagnosis | None:
+    """The doctor's findings, or nothing for files that only look like a run's."""
+    for one in (run, reference):
+        if one is not None and not is_safe(one.path, inside or one.path):
+            return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of arithmetic with absurd numbers
+            return diagnose_folder(run.path, None if reference is None else reference.path)
+    except Exception:  # anything may be in a run folder, and no page may fail over it
+        return None

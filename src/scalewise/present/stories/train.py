@@ -1,0 +1,274 @@
+"""One or several trainings: how well they learned, the curves, the noise scale, and why one may be worse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalewise.present.charts import Mark, Series, line_chart, thinned
+from scalewise.present.folders import Run
+from scalewise.present.pieces import Block, Cell, Fact, Figure, Section, Story, Switch, Table
+from scalewise.present.scales import Axis
+from scalewise.present.stored import Stored
+from scalewise.present.stories.doctor import findings_section
+from scalewise.present.words import SHARES, count, interval, metric, number, percent, seconds
+
+MOST_POINTS = 240
+AGAINST = {"samples": "samples seen", "step": "step"}
+
+
+def training_story(runs: Sequence[Run], inside: Path | None) -> Story:
+    """The story of trainings, beside each other if there are several."""
+    sections = [
+        *([runs_section(runs)] if len(runs) > 1 else []),
+        findings_section(runs, inside),
+        curves_section(runs),
+        noise_section(runs),
+        *(recipe_section(run, len(runs) > 1) for run in runs),
+        *(environment_section(run, len(runs) > 1) for run in runs),
+    ]
+    question, answer = (one_run if len(runs) == 1 else several_runs)(runs)
+    return Story(
+        name=", ".join(run.name for run in runs),
+        question=question,
+        answer=answer,
+        facts=facts(runs[0]) if len(runs) == 1 else (),
+        sections=tuple(section for section in sections if section is not None),
+        problems=tuple(f"{run.name}: {problem}" for run in runs for problem in run.problems),
+    )
+
+
+def main_metric(run: Run) -> str:
+    """The name of the metric that counts: the first one on test data that is not the loss."""
+    parts = [run.document.part("test"), run.document.part("train")]
+    parts += [record.part("train") for record in run.of("epoch")[-1:]]
+    names = [name for part in parts for name, _ in part.items()]
+    return next((name for name in names if name != "loss"), "loss")
+
+
+def outcome(run: Run) -> str:
+    """How a training came out, in a clause."""
+    name = main_metric(run)
+    tested = run.document.number("test", name)
+    if tested is not None:
+        taken = f"{count(run.document.number('steps'), 'step')} in {seconds(run.document.number('seconds'))}"
+        return f"test {spelled(name)} {metric(name, tested)} after {taken}"
+    failed = run.of("failure")
+    if failed:
+        return f"it failed: {failed[-1].text('reason')}"
+    steps = run.of("step")
+    if not steps:
+        return "no step has been recorded yet"
+    loss = number(steps[-1].number("loss"))
+    return f"it has no result yet; at step {number(steps[-1].number('step'))} the training loss is {loss}"
+
+
+def one_run(runs: Sequence[Run]) -> tuple[str, str]:
+    """The question that a single training answers."""
+    run = runs[0]
+    task, workers = run.recipe.text("task"), run.recipe.number("recipe", "workers")
+    if workers == 1:
+        question = f"How well does one worker learn {task}?"
+    else:
+        question = f"How well do {number(workers)} workers learn {task}?"
+    said = outcome(run)
+    return question, f"{said[:1].upper()}{said[1:]}. {_worth(run)}".strip()
+
+
+def several_runs(runs: Sequence[Run]) -> tuple[str, str]:
+    """The question that several trainings answer."""
+    name = main_metric(runs[0])
+    known = [(run, run.document.number("test", name)) for run in runs]
+    ended = [(run, value) for run, value in known if value is not None]
+    question = f"How do these {len(runs)} runs compare?"
+    if len(ended) < 2:
+        return question, "; ".join(f"{run.name}: {outcome(run)}" for run in runs) + "."
+    ranked = sorted(ended, key=lambda one: one[1], reverse=name in SHARES)
+    (best, top), (last, bottom) = ranked[0], ranked[-1]
+    answer = (
+        f"{best.name} has the best test {spelled(name)}, {metric(name, top)}; {last.name} the worst, "
+        f"{metric(name, bottom)}. One run of each says nothing about seeds: scalewise compare does."
+    )
+    return question, answer
+
+
+def _worth(run: Run) -> str:
+    noise, batch = run.document.number("noise_scale", "value"), run.document.number("global_batch")
+    if not noise or not batch or noise <= 0:
+        return ""
+    return (
+        f"The noise scale of {number(noise)} samples says that each sample of a global batch of {number(batch)} is "
+        f"worth {percent(1 / (1 + batch / noise))} of one in a very small one."
+    )
+
+
+def spelled(name: str) -> str:
+    """A metric's name as words."""
+    return name.replace("_", " ")
+
+
+def facts(run: Run) -> tuple[Fact, ...]:
+    """What to read at a glance."""
+    result, recipe = run.document, run.recipe.part("recipe")
+    name = main_metric(run)
+    workers, batch = recipe.number("workers"), recipe.number("worker_batch")
+    product = "" if workers is None or batch is None else f"global batch {number(workers * batch)}"
+    found = [
+        Fact(f"test {spelled(name)}", metric(name, result.number("test", name))),
+        Fact("workers", f"{number(workers)} × {number(batch)}", product),
+        Fact("steps", number(result.number("steps")), f"{number(result.number('samples'))} samples"),
+        Fact("time", seconds(result.number("seconds")), f"{number(result.number('samples_per_second'))} samples/s"),
+    ]
+    noise = result.part("noise_scale")
+    if noise.number("value") is not None:
+        ends = f"95 %: {number(noise.number('low'))} to {number(noise.number('high'))}"
+        found.append(Fact("noise scale", f"{number(noise.number('value'))} samples", ends))
+    if result.flag("exact") is not None:
+        exact = "exact" if result.flag("exact") else "not exact"
+        found.append(Fact("weights", result.text("weights_sha256")[:8], exact))
+    return tuple(found) if result.is_object else ()
+
+
+def runs_section(runs: Sequence[Run]) -> Section:
+    """The runs beside each other."""
+    name = main_metric(runs[0])
+    columns = ("run", "workers", "global batch", "peak LR", "steps", "samples", f"test {spelled(name)}", "samples/s")
+    rows = tuple(_run_row(run, name) for run in runs)
+    table = Table((*columns, "noise scale", "weights"), rows, "The runs", words=frozenset({9}))
+    return Section("Runs", (table,))
+
+
+def _run_row(run: Run, name: str) -> tuple[str | Cell, ...]:
+    result, recipe = run.document, run.recipe.part("recipe")
+    workers, batch = recipe.number("workers"), recipe.number("worker_batch")
+    noise = result.part("noise_scale")
+    known = interval(noise.number("value"), noise.number("low"), noise.number("high")) if noise.is_object else "–"
+    return (
+        run.name,
+        number(workers),
+        number(None if workers is None or batch is None else workers * batch),
+        number(result.number("lr", "peak")),
+        number(result.number("steps")),
+        number(result.number("samples")),
+        metric(name, result.number("test", name)),
+        number(result.number("samples_per_second")),
+        known,
+        result.text("weights_sha256")[:12],
+    )
+
+
+def curves_section(runs: Sequence[Run]) -> Section | None:
+    """Loss, metric and learning rate, against samples or steps."""
+    name = main_metric(runs[0])
+    choices = tuple((title, tuple(_curves(runs, key, title, name))) for key, title in AGAINST.items())
+    if not any(figures for _, figures in choices):
+        return None
+    lead = "Lines are means over neighbouring steps, the area behind them is their range." if _thin(runs) else ""
+    return Section("Curves", (Switch("Curves against", choices),), lead)
+
+
+def _thin(runs: Sequence[Run]) -> bool:
+    return any(len(run.of("step")) > MOST_POINTS for run in runs)
+
+
+def _curves(runs: Sequence[Run], key: str, title: str, name: str) -> list[Figure]:
+    """The charts against one thing."""
+    steps = {run.name: run.of("step") for run in runs}
+    epochs = {run.name: run.of("epoch") for run in runs}
+    across = Axis(title)
+    losses = [_series(label, found, key, "loss") for label, found in steps.items()]
+    charts = [line_chart("Training loss", across, Axis("loss", log=_can_be_log(losses)), losses)]
+    if name != "loss":
+        share = name in SHARES
+        learned = [
+            _series(_part(run, "training", runs), epochs[run], key, "train", name, kind="both") for run in epochs
+        ]
+        checked = [
+            _series(_part(run, "validation", runs), epochs[run], key, "validation", name, kind="both") for run in epochs
+        ]
+        found = [one for one in (*learned, *checked) if one.points]
+        parts = " and ".join(
+            part for part, of in (("training", learned), ("validation", checked)) if any(o.points for o in of)
+        )
+        titled = f"{spelled(name).capitalize()} by epoch, {parts} data"
+        charts.append(line_chart(titled, across, Axis(spelled(name), share=share), found))
+    rates = [_series(label, found, key, "lr") for label, found in steps.items()]
+    charts.append(line_chart("Learning rate", across, Axis("learning rate", low=0.0), rates))
+    return [chart for chart in charts if chart is not None]
+
+
+def _part(run: str, part: str, runs: Sequence[Run]) -> str:
+    return part if len(runs) == 1 else f"{run}, {part}"
+
+
+def _can_be_log(series: Sequence[Series]) -> bool:
+    values = [value for one in series for _, value in one.points]
+    return bool(values) and min(values) > 0 and max(values) > 20 * min(values)
+
+
+def _series(label: str, records: Sequence[Stored], key: str, *names: str, kind: str = "line") -> Series:
+    """One number of the records, thinned to what can be seen."""
+    pairs = [(record.number(key), record.number(*names)) for record in records]
+    points = [(a, b) for a, b in pairs if a is not None and b is not None]
+    thin, _ = thinned(points, MOST_POINTS)
+    return Series(label, thin.points, thin.band, "both" if kind == "both" and len(points) <= 40 else "line")
+
+
+def noise_section(runs: Sequence[Run]) -> Section | None:
+    """The noise scale as training went on, beside the global batch."""
+    measured = [(run, _series(run.name, run.of("step"), "samples", "noise_scale")) for run in runs]
+    series = [Series(one.name, one.points, look=order) for order, (_, one) in enumerate(measured) if one.points]
+    if not series:
+        return None
+    batches = {run.document.number("global_batch") for run, one in measured if one.points} - {None}
+    marks = [Mark("y", batch, f"global batch {number(batch)}") for batch in sorted(b for b in batches if b)]
+    figure = line_chart("Noise scale", Axis("samples seen"), Axis("samples", log=True), series, marks)
+    lead = (
+        "The noise scale estimates the critical batch: at a global batch of this size a sample is worth half of one in "
+        "a very small batch. Where it is far below the global batch, more workers bring little."
+    )
+    blocks: list[Block] = [figure] if figure is not None else []
+    return Section("Noise scale over training", tuple(blocks), lead)
+
+
+def recipe_section(run: Run, named: bool) -> Section | None:
+    """The recipe; first what was derived, with the reason."""
+    stored = run.recipe
+    fields = stored.part("recipe").items()
+    if not fields:
+        return None
+    blocks: list[Block] = []
+    reasons = derived_table(stored)
+    if reasons is not None:
+        blocks.append(reasons)
+    own = dict(run.environment.part("task", "recipe").items())
+    rows = tuple((name, value.shown(), _own(value, own.get(name))) for name, value in fields)
+    blocks.append(Table(("field", "value", "task's own"), rows, "Every field of the recipe", frozenset({1, 2})))
+    task = " ".join([stored.text("task"), *(setting.shown() for setting in stored.parts("settings"))])
+    return Section(f"Recipe{f' of {run.name}' if named else ''}", tuple(blocks), f"Task: {task}.", folded=True)
+
+
+def _own(value: Stored, own: Stored | None) -> str:
+    """What the task's own recipe says, where that is something else."""
+    return "" if own is None or own.value == value.value else own.shown()
+
+
+def derived_table(stored: Stored) -> Table | None:
+    """What nobody gave, with the reason."""
+    rows = tuple((one.text("field"), one.part("value").shown(), one.text("reason")) for one in stored.parts("derived"))
+    return Table(("derived", "value", "because"), rows, "What was derived", frozenset({1, 2})) if rows else None
+
+
+def environment_section(run: Run, named: bool) -> Section | None:
+    """Versions, processor and placement."""
+    plain = [(name, value.shown()) for name, value in run.environment.items() if not value.is_object]
+    model = run.environment.part("model")
+    if model.number("parameters") is not None:
+        plain.append(("model", count(model.number("parameters"), "parameter")))
+    samples = run.environment.number("task", "samples")
+    if samples is not None:
+        plain.append(("training samples", f"{samples:,.0f}"))
+    if not plain:
+        return None
+    table = Table(("what", "value"), tuple(plain), "Environment", frozenset({1}))
+    return Section(f"Environment{f' of {run.name}' if named else ''}", (table,), folded=True)

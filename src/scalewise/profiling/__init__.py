@@ -1,1 +1,0 @@
-"""Where the time of a training step goes, measured on the engine itself."""

@@ -1,0 +1,206 @@
+"""Throughput from timed rounds: medians, their spread, and the knee of the curve.
+
+Costs from timings: a fixed part and a part per unit, whatever else the machine was doing.
+
+    seconds = α · messages + β · units
+
+With one message and units in bytes this is the α–β model of a collective (Hockney 1994); with two messages per process
+and the bytes that a ring sends it is the link between processes (scalewise.plan.links); with units in FLOPs it is an
+operation on a device.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+KNEE = 0.9  # share of the best throughput
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Samples per second at one worker batch: the median over rounds and its interval."""
+
+    worker_batch: int
+    samples_per_second: float
+    low: float
+    high: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Knee:
+    """The smallest worker batch with 90 % of the best throughput.
+
+    low: the smallest that may have it, given the noise of the rounds; high: the smallest that surely has it.
+    """
+
+    worker_batch: int
+    low: int
+    high: int
+
+
+def rate(worker_batch: int, rounds: Sequence[float]) -> Rate:
+    """The throughput of one worker batch from its rounds."""
+    low, high = median_interval(rounds)
+    return Rate(worker_batch, statistics.median(rounds), low, high, len(rounds))
+
+
+def find_knee(rounds: Mapping[int, Sequence[float]], share: float = KNEE) -> Knee:
+    """Where the curve bends, from samples per second by worker batch and round.
+
+    Worker batches are compared within a round, in which the machine was as busy for all of them: the median of the
+    ratios to the best worker batch decides, and its interval gives the bounds.
+
+    >>> find_knee({1: [10, 11, 10], 2: [19, 21, 20], 4: [20, 22, 21]}).worker_batch
+    2
+    """
+    best = max(rounds, key=lambda batch: statistics.median(rounds[batch]))
+    ratios = {
+        batch: [own / other for own, other in zip(rounds[batch], rounds[best], strict=True)] for batch in sorted(rounds)
+    }
+    bounds = {batch: median_interval(values) for batch, values in ratios.items()}
+    return Knee(
+        worker_batch=next(batch for batch, values in ratios.items() if statistics.median(values) >= share),
+        low=next(batch for batch, (_, high) in bounds.items() if high >= share),
+        high=next(batch for batch, (low, _) in bounds.items() if low >= share),
+    )
+
+
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Two of the values between which the median lies, with at least this confidence if there are enough of them.
+
+    The number of values below the median is binomial, whatever their distribution.
+
+    >>> median_interval([5, 1, 4, 2, 3, 7, 6, 9, 8])
+    (2, 8)
+    """
+    ordered = sorted(values)
+    outside = int(binom.ppf((1 - confidence) / 2, len(ordered), 0.5))  # the first that is not too unlikely
+    skipped = max(0, outside - 1)
+    return ordered[skipped], ordered[-1 - skipped]
+
+
+Numbers = NDArray[np.float64]
+
+ITERATIONS = 20
+TUNING = 1.345  # Huber's: 95 % of the efficiency of least squares where noise is normal
+RESAMPLES = 300
+TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def inverse(self, factor: float = 1.0) -> Estimate:
+        """factor ÷ value: from seconds per byte to bytes per second."""
+        return Estimate(*(factor / part if part else float("inf") for part in (self.value, self.high, self.low)))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """α of one message and β of one unit.
+
+    misfit: the median relative distance of a timing from the line: small where the model holds.
+    """
+
+    fixed_seconds: Estimate
+    unit_seconds: Estimate
+    misfit: float
+
+    def seconds(self, units: float, messages: float = 1.0) -> float:
+        """What so many units take."""
+        return messages * self.fixed_seconds.value + units * self.unit_seconds.value
+
+
+def fit(messages: Sequence[float], units: Sequence[float], timings: Sequence[Sequence[float]], seed: int = 0) -> Cost:
+    """The cost that explains some timings; a timing counts by its relative distance, and outliers count little.
+
+    Arguments:
+        messages, units: of each case; there must be two different ratios of them.
+        timings: of each case, seconds in every round; their median is fitted.
+        seed: of the resampling that gives the intervals.
+
+    >>> cost = fit([1, 1, 1], [10, 100, 1000], [[1.1], [2.0], [11.0]])
+    >>> round(cost.fixed_seconds.value, 6), round(cost.unit_seconds.value, 6)
+    (1.0, 0.01)
+    """
+    design = np.stack([np.asarray(messages, float), np.asarray(units, float)], axis=1)  # (case, coefficient)
+    rounds = np.asarray(timings, float)  # (case, round)
+    if len({tuple(row / row[0]) for row in design}) < 2:
+        raise ValueError("two sizes at least are needed to tell a fixed cost from one per unit")
+    generator = np.random.default_rng(seed)
+    chosen = generator.integers(rounds.shape[1], size=(RESAMPLES, *rounds.shape))
+    drawn = np.take_along_axis(np.broadcast_to(rounds, chosen.shape), chosen, axis=2)  # (resample, case, round)
+    medians = np.median(rounds, axis=1)
+    lines = _robust_lines(design, np.vstack([medians, np.median(drawn, axis=2)]))
+    tail = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(lines[1:], [tail, 100 - tail], axis=0)
+    fixed, unit = (
+        Estimate(float(value), float(min(least, value)), float(max(most, value)))
+        for value, least, most in zip(lines[0], low, high, strict=True)
+    )
+    return Cost(fixed, unit, float(np.median(np.abs(medians / (design @ lines[0]) - 1))))
+
+
+def _robust_lines(design: Numbers, seconds: Numbers) -> Numbers:
+    """Coefficients (resample, coefficient) for seconds (resample, case), none of them below 0.
+
+    Iteratively reweighted least squares of the distances relative to the line, with Huber's weights.
+    """
+    expected = seconds
+    lines = np.zeros((len(seconds), 2))
+    trust = np.ones_like(seconds)
+    for _ in range(ITERATIONS):
+        lines = _non_negative(design, seconds, trust / expected**2)
+        expected = np.maximum(lines @ design.T, TINY)
+        distance = np.abs(seconds / expected - 1)
+        scale = np.maximum(1.4826 * np.median(distance, axis=1, keepdims=True), 1e-9)
+        trust = np.minimum(1.0, TUNING * scale / np.maximum(distance, TINY))
+    return lines
+
+
+def _non_negative(design: Numbers, seconds: Numbers, weights: Numbers) -> Numbers:
+    """Weighted least squares by the normal equations; where a coefficient would be below 0, the other one alone."""
+    first, second = design.T
+    squares = weights @ np.stack([first * first, first * second, second * second], axis=1)  # (resample, 3)
+    targets = (weights * seconds) @ design  # (resample, coefficient)
+    determinant = np.maximum(squares[:, 0] * squares[:, 2] - squares[:, 1] ** 2, TINY)
+    fixed = (squares[:, 2] * targets[:, 0] - squares[:, 1] * targets[:, 1]) / determinant
+    unit = (squares[:, 0] * targets[:, 1] - squares[:, 1] * targets[:, 0]) / determinant
+    return np.stack(
+        [
+            np.where(unit < 0, targets[:, 0] / squares[:, 0], np.maximum(fixed, 0.0)),
+            np.where(fixed < 0, targets[:, 1] / squares[:, 2], np.maximum(unit, 0.0)),
+        ],
+        axis=1,
+    )
+
+
+LEAST = 3
+
+
+def rounds(most: int, seconds: float, least: int = LEAST, clock: Callable[[], float] = time.monotonic) -> Iterator[int]:
+    """Round numbers: `most` of them, or fewer on a busy machine where `seconds` are spent sooner; `least` at least.
+
+    >>> ticks = iter([0.0, 8.0, 12.0])
+    >>> [*rounds(9, 10.0, clock=lambda: next(ticks))]
+    [0, 1, 2, 3]
+    """
+    until = clock() + seconds
+    for number in range(most):
+        if number >= least and clock() >= until:
+            return
+        yield number
