@@ -1,0 +1,1 @@
+"""How fast training runs, on one machine and on several."""

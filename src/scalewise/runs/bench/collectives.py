@@ -1,0 +1,333 @@
+"""How fast processes exchange data: every collective over sizes and process counts, and the link that explains it.
+
+Collectives as functions of one process, each on a buffer of so many bytes, counted as nccl-tests does.
+
+The bytes are those of the whole buffer: all that is gathered, all that is scattered. Algorithm bandwidth is bytes ÷
+seconds; bus bandwidth multiplies it by what a link must carry at least per byte, so that it can be held against the
+hardware's and does not fall with the number of processes by itself (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md):
+
+    2·(P − 1) ÷ P of all-reduce and the ordered reduction, (P − 1) ÷ P of all-gather, reduce-scatter and all-to-all,
+    1 of broadcast
+"""
+
+from __future__ import annotations
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+from scalewise.stats.timing import Cost, Estimate, fit
+from scalewise.runs.bench.jobs import Job, taking_turns
+from scalewise.stats.timing import rounds
+from scalewise.runs.bench.machine import Topology, topology
+from scalewise.runs.bench.work import Start
+from scalewise.engine.placement import DeviceName
+from scalewise.plan.links import Link
+from scalewise.stats.timing import median_interval
+from collections.abc import Callable
+from dataclasses import dataclass
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from scalewise.engine.sums import reductions
+from scalewise.engine.sums.flat import FlatLayout
+from scalewise.engine.placement import Placement
+from scalewise.engine.processes.team import Team, all_gather
+if TYPE_CHECKING:
+    from scalewise.engine.processes.team import Team
+
+NAMES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "ordered")
+SIZES = (4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+MOST_ROUNDS, SECONDS = 9, 30.0
+ROUND_SECONDS = 0.03  # of one case in one round, or one exchange if that takes longer
+MOST_TIMES = 100
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A collective on so many bytes, to be done so many times."""
+
+    name: str
+    bytes: int
+    times: int
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of one exchange on one process, and the bytes that it really had."""
+
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Exchanging:
+    """The work of a job that exchanges data."""
+
+    @contextmanager
+    def opened(self, team: Team) -> Iterator[Callable[[Case], Timed]]:
+        """Buffers are made once, when a case first comes."""
+        from scalewise.runs.measure.throughput import timed
+
+        ready: dict[tuple[str, int], Exchange] = {}
+
+        def perform(case: Case) -> Timed:
+            key = case.name, case.bytes
+            if key not in ready:
+                ready[key] = EXCHANGES[case.name](team, case.bytes)
+            exchange = ready[key]
+            exchange.run()  # caches are cold after another case
+            team.barrier()
+
+            def repeat() -> None:
+                for _ in range(case.times):
+                    exchange.run()
+
+            return Timed(exchange.bytes, timed(repeat, team.device) / case.times)
+
+        yield perform
+
+
+@dataclass(frozen=True)
+class Row:
+    """A collective at one size and process count: the median over rounds of the slowest process, and its interval."""
+
+    collective: str
+    processes: int
+    bytes: int
+    seconds: float
+    seconds_low: float
+    seconds_high: float
+    algorithm_bytes_per_second: float
+    bus_bytes_per_second: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """seconds = α + bytes ÷ bandwidth of one collective and process count.
+
+    misfit: the median relative distance from the line of what was timed.
+    """
+
+    collective: str
+    processes: int
+    latency_seconds: Estimate
+    algorithm_bytes_per_second: Estimate
+    bus_bytes_per_second: Estimate
+    misfit: float
+
+
+@dataclass(frozen=True)
+class CollectivesReport:
+    """All that was timed, the fits, and the link for `plan`.
+
+    link_processes: the process counts that the link was fitted to: those that have a core each, where there are any.
+    """
+
+    rows: tuple[Row, ...]
+    fits: tuple[Line, ...]
+    link: Link
+    link_latency_seconds: Estimate
+    link_bytes_per_second: Estimate
+    link_misfit: float
+    link_processes: tuple[int, ...]
+    hosts: int | None
+    rate: str | None
+    device: str
+    topology: Topology
+
+    def to_json(self) -> dict[str, Any]:
+        """What --json prints."""
+        return {"kind": "collectives", **asdict(self)}
+
+
+def collectives(
+    processes: Sequence[int],
+    sizes: Sequence[int] = SIZES,
+    *,
+    hosts: int | None = None,
+    rate: str | None = None,
+    seconds: float = SECONDS,
+    device: DeviceName = "cpu",
+    source: str = "scalewise bench collectives",
+    notify: Notify = lambda line: None,
+) -> CollectivesReport:
+    """Time every collective in rounds by turns, and fit what it costs.
+
+    Arguments:
+        processes: how many take part, one number after another.
+        sizes: bytes of the whole buffer; two at least.
+        hosts, rate: over so many hosts on this machine, whose links carry so much.
+        seconds: in which everything is timed again and again.
+        device: where the data are.
+        source: what the link profile says about where it comes from.
+        notify: told what is being done.
+    """
+    machine = topology()
+    starts = {count: Start(Exchanging(), count, threads=1, device=device) for count in processes}
+    notify(f"collectives: starting {', '.join(map(str, processes))} processes")
+    with taking_turns(starts, hosts, rate) as jobs:
+        cases = {
+            count: [_calibrated(job, name, size) for name in NAMES for size in sizes] for count, job in jobs.items()
+        }
+        found: dict[tuple[int, str, int], list[Timed]] = {}
+        for number in rounds(MOST_ROUNDS, seconds):
+            notify(f"collectives: round {number + 1}")
+            for count, job in jobs.items():
+                for case in cases[count]:
+                    found.setdefault((count, case.name, case.bytes), []).append(_slowest(job, case))
+    return _report(found, machine, hosts, rate, device, source)
+
+
+def _slowest(job: Job[Case, Timed], case: Case) -> Timed:
+    return max(job.ask(case), key=lambda timed: timed.seconds)
+
+
+def _calibrated(job: Job[Case, Timed], name: str, size: int) -> Case:
+    """So many times that a round has its length."""
+    first = _slowest(job, Case(name, size, 1))
+    return Case(name, size, min(MOST_TIMES, max(1, round(ROUND_SECONDS / first.seconds))))
+
+
+def _report(
+    found: dict[tuple[int, str, int], list[Timed]],
+    machine: Topology,
+    hosts: int | None,
+    rate: str | None,
+    device: str,
+    source: str,
+) -> CollectivesReport:
+    counts = sorted({count for count, _, _ in found})
+    fitting = tuple(count for count in counts if count <= machine.cores) or tuple(counts)
+    link = _fit_link({key: timed for key, timed in found.items() if key[0] in fitting})
+    bandwidth = link.unit_seconds.inverse()
+    place = f"{hosts} hosts{f' at {rate}' if rate else ''}" if hosts is not None else "one machine"
+    return CollectivesReport(
+        rows=tuple(_row(count, name, timed) for (count, name, _), timed in found.items()),
+        fits=tuple(_line(found, count, name) for count in counts for name in NAMES),
+        link=Link(f"{place}, {device}", link.fixed_seconds.value, bandwidth.value, source),
+        link_latency_seconds=link.fixed_seconds,
+        link_bytes_per_second=bandwidth,
+        link_misfit=link.misfit,
+        link_processes=fitting,
+        hosts=hosts,
+        rate=rate,
+        device=device,
+        topology=machine,
+    )
+
+
+def _row(processes: int, name: str, timed: Sequence[Timed]) -> Row:
+
+    seconds = [one.seconds for one in timed]
+    middle = statistics.median(seconds)
+    speed = timed[0].bytes / middle
+    bus = bus_factor(name, processes) * speed
+    return Row(name, processes, timed[0].bytes, middle, *median_interval(seconds), speed, bus, len(seconds))
+
+
+def _line(found: dict[tuple[int, str, int], list[Timed]], processes: int, name: str) -> Line:
+
+    own = [timed for key, timed in found.items() if key[:2] == (processes, name)]
+    cost = fit([1.0] * len(own), [timed[0].bytes for timed in own], _seconds(own))
+    factor = bus_factor(name, processes)
+    speeds = cost.unit_seconds.inverse(), cost.unit_seconds.inverse(factor)
+    return Line(name, processes, cost.fixed_seconds, *speeds, cost.misfit)
+
+
+def _fit_link(found: dict[tuple[int, str, int], list[Timed]]) -> Cost:
+    """The link by which the engine's own reduction takes as long as it does, at all sizes and process counts."""
+    own = [(count, timed) for (count, name, _), timed in found.items() if name == "ordered"]
+    messages = [2.0 * (count - 1) for count, _ in own]
+    carried = [2 * (count - 1) / count * timed[0].bytes for count, timed in own]
+    return fit(messages, carried, _seconds([timed for _, timed in own]))
+
+
+def _seconds(cases: Sequence[Sequence[Timed]]) -> list[list[float]]:
+    return [[timed.seconds for timed in case] for case in cases]
+
+
+ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective that is ready to be done again and again."""
+
+    bytes: int
+    run: Callable[[], object]
+
+
+def _buffer(team: Team, size: int) -> Tensor:
+    """At least `size` bytes, in equal parts for the processes."""
+    part = max(1, -(-size // (ELEMENT_BYTES * team.size)))
+    return torch.zeros(part * team.size, device=team.device)
+
+
+def _exchange(buffer: Tensor, run: Callable[[], object]) -> Exchange:
+    return Exchange(buffer.numel() * ELEMENT_BYTES, run)
+
+
+def _all_reduce(team: Team, size: int) -> Exchange:
+    buffer = _buffer(team, size)
+    return _exchange(buffer, lambda: dist.all_reduce(buffer))
+
+
+def _all_gather(team: Team, size: int) -> Exchange:
+    whole = _buffer(team, size)
+    mine = whole.chunk(team.size)[team.rank].clone()
+    return _exchange(whole, lambda: all_gather(whole, mine).wait())
+
+
+def _reduce_scatter(team: Team, size: int) -> Exchange:
+    whole = _buffer(team, size)
+    mine = whole.chunk(team.size)[team.rank].clone()
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name before torch 2.13
+    return _exchange(whole, lambda: scatter(mine, whole))
+
+
+def _all_to_all(team: Team, size: int) -> Exchange:
+    outgoing = _buffer(team, size)
+    incoming = torch.empty_like(outgoing)
+    return _exchange(outgoing, lambda: dist.all_to_all_single(incoming, outgoing))
+
+
+def _broadcast(team: Team, size: int) -> Exchange:
+    buffer = _buffer(team, size)
+    return _exchange(buffer, lambda: dist.broadcast(buffer, 0))
+
+
+def _ordered(team: Team, size: int) -> Exchange:
+    """The engine's own reduction of a gradient, one worker per process; its flat vector has whole chunks."""
+    gradient = _buffer(team, size)
+    layout = FlatLayout({"gradient": gradient}, {}, team.size)
+    _, reduction = reductions.build(Placement(), layout, team, team.size)
+
+    def run() -> None:
+        for bucket in reduction.buckets:
+            reduction.launch(bucket)
+        reduction.finish(lambda stretch, start: None)
+
+    return Exchange(layout.size * ELEMENT_BYTES, run)
+
+
+EXCHANGES: dict[str, Callable[[Team, int], Exchange]] = {
+    "all-reduce": _all_reduce,
+    "all-gather": _all_gather,
+    "reduce-scatter": _reduce_scatter,
+    "all-to-all": _all_to_all,
+    "broadcast": _broadcast,
+    "ordered": _ordered,
+}
+
+
+def bus_factor(name: str, processes: int) -> float:
+    """What a link must carry at least, as a part of the bytes.
+
+    >>> bus_factor("all-reduce", 4), bus_factor("all-gather", 4), bus_factor("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    part = (processes - 1) / processes
+    return {"all-reduce": 2 * part, "ordered": 2 * part, "broadcast": 1.0}.get(name, part)

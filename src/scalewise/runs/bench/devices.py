@@ -1,0 +1,283 @@
+"""How fast the devices here are: operations over sizes, in rounds by turns, and from which size a device pays.
+
+From which size on sending an operation to a device pays, the way there and back included.
+
+fixed_host + unit_host · work(n)  ≥  fixed_device + unit_device · work(n) + fixed_copy + unit_copy · bytes(n)
+"""
+
+from __future__ import annotations
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+import torch
+from scalewise.runs.bench.cnn import Trained, trained
+from scalewise.stats.timing import Cost, fit
+from scalewise.runs.bench.operations import (OPERATIONS, TRANSFERS, Operation, Run)
+from scalewise.runs.bench.machine import Place, missing, places
+from scalewise.stats.timing import rounds
+from scalewise.runs.bench.machine import Topology, topology
+from scalewise.stats.timing import median_interval
+from scalewise.runs.measure.throughput import matrix_product_peak, timed
+from collections.abc import Callable
+from dataclasses import dataclass
+import numpy as np
+from scalewise.stats.timing import Cost
+
+MOST_ROUNDS, SECONDS, QUICK_SECONDS = 15, 20.0, 5.0  # of operations; training takes as long again
+ROUND_SECONDS = 0.01  # of one operation in one round, or once if that takes longer
+MOST_TIMES = 1000
+PEAK_SECONDS, QUICK_PEAK_SECONDS = 0.3, 0.1  # of each size of matrix product
+GIGA = 1e9
+Notify = Callable[[str], None]
+Key = tuple[Place, Operation, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operation at one size on one device: the median over rounds and its interval.
+
+    bound: what limits it at large sizes, compute or memory.
+    bytes: what comes in and goes out.
+    peak_share: of the most FLOPs per second that were measured on the device, or of the most bytes per second.
+    """
+
+    operation: str
+    device: str
+    threads: int
+    size: int
+    unit: str
+    bound: str
+    bytes: int
+    seconds: float
+    seconds_low: float
+    seconds_high: float
+    gflops: float
+    gigabytes_per_second: float
+    peak_share: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The best that was measured on a device."""
+
+    device: str
+    threads: int
+    gflops: float
+    gigabytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Worth:
+    """From which size an operation is faster on `device` than on `host`, the way there and back included.
+
+    misfit: the worst of the median relative distances of timings from the lines that were compared.
+    """
+
+    operation: str
+    unit: str
+    host: str
+    device: str
+    from_size: int | None
+    extrapolated: bool
+    looked_to_size: int
+    misfit: float
+
+
+@dataclass(frozen=True)
+class DevicesReport:
+    """All that was timed."""
+
+    rows: tuple[Row, ...]
+    peaks: tuple[Peak, ...]
+    break_even: tuple[Worth, ...]
+    training: tuple[Trained, ...]
+    missing: tuple[str, ...]
+    topology: Topology
+
+    def to_json(self) -> dict[str, Any]:
+        """What --json prints."""
+        return {"kind": "devices", **asdict(self)}
+
+
+def devices(quick: bool = False, notify: Notify = lambda line: None) -> DevicesReport:
+    """Time operations and a training on every device here.
+
+    Arguments:
+        quick: fewer rounds, in a quarter of the time.
+        notify: told what is being done.
+    """
+    machine = topology()
+    found = places()
+    seconds = QUICK_SECONDS if quick else SECONDS
+    notify("devices: the fastest matrix product of each")
+    products = {place: _product_peak(place, QUICK_PEAK_SECONDS if quick else PEAK_SECONDS) for place in found}
+    timings = _timings(found, seconds, notify)
+    fastest = {
+        place: max(products[place], _most(timings, place, lambda operation, size: operation.flops(size)))
+        for place in found
+    }
+    widest = {place: _most(timings, place, Operation.moved_bytes) for place in found}
+    return DevicesReport(
+        rows=tuple(_row(key, seconds, fastest[key[0]], widest[key[0]]) for key, seconds in timings.items()),
+        peaks=tuple(Peak(place.device, place.threads, fastest[place] / GIGA, widest[place] / GIGA) for place in found),
+        break_even=tuple(worths(found, timings)),
+        training=trained(found, seconds, notify),
+        missing=tuple(missing(found)),
+        topology=machine,
+    )
+
+
+def _product_peak(place: Place, seconds: float) -> float:
+    with place.used() as device:
+        return matrix_product_peak(device, torch.float32, seconds)
+
+
+def _timings(found: Sequence[Place], limit: float, notify: Notify) -> dict[Key, list[float]]:
+    """Seconds of every operation, size and device in every round."""
+    ready: dict[tuple[str, str, int], Run] = {}
+    times: dict[Key, int] = {}
+    for key in _keys(found):
+        place, operation, size = key
+        data = place.device, operation.name, size  # the CPU's data serve any number of threads
+        with place.used() as device:
+            if data not in ready:
+                ready[data] = operation.prepare(size, device)
+            timed(ready[data], device)
+            times[key] = max(1, min(MOST_TIMES, round(ROUND_SECONDS / timed(ready[data], device))))
+    seconds: dict[Key, list[float]] = {key: [] for key in times}
+    for number in rounds(MOST_ROUNDS, limit):
+        notify(f"devices: operations, round {number + 1}")
+        for key in times:
+            place, operation, size = key
+            seconds[key].append(_mean_seconds(ready[place.device, operation.name, size], place, times[key]))
+    return seconds
+
+
+def _keys(found: Sequence[Place]) -> list[Key]:
+    """Devices next to each other, so that the machine is as busy for all of them."""
+    accelerators = [place for place in found if place.device != "cpu"]
+    own = [(place, operation, size) for operation in OPERATIONS for size in operation.sizes for place in found]
+    carried = [(place, copy, size) for copy in TRANSFERS for size in copy.sizes for place in accelerators]
+    return own + carried
+
+
+def _mean_seconds(run: Run, place: Place, times: int) -> float:
+    def repeat() -> None:
+        for _ in range(times):
+            run()
+
+    with place.used() as device:
+        run()  # threads and caches wake up
+        return timed(repeat, device) / times
+
+
+def _most(timings: dict[Key, list[float]], place: Place, amount: Callable[[Operation, int], int]) -> float:
+    """FLOPs or bytes per second of the operation that has most of them on a device."""
+    own = {key: seconds for key, seconds in timings.items() if key[0] == place and key[1] in OPERATIONS}
+    return max(amount(operation, size) / statistics.median(seconds) for (_, operation, size), seconds in own.items())
+
+
+def _row(key: Key, seconds: Sequence[float], product_peak: float, most_bytes: float) -> Row:
+    place, operation, size = key
+    middle = statistics.median(seconds)
+    flops, speed = operation.flops(size) / middle, operation.moved_bytes(size) / middle
+    return Row(
+        operation=operation.name,
+        device=place.device,
+        threads=place.threads,
+        size=size,
+        unit=operation.unit,
+        bound=operation.bound,
+        bytes=operation.moved_bytes(size),
+        seconds=middle,
+        seconds_low=median_interval(seconds)[0],
+        seconds_high=median_interval(seconds)[1],
+        gflops=flops / GIGA,
+        gigabytes_per_second=speed / GIGA,
+        peak_share=flops / product_peak if operation.bound == "compute" else speed / most_bytes,
+        rounds=len(seconds),
+    )
+
+
+def worths(found: Sequence[Place], timings: dict[Key, list[float]]) -> list[Worth]:
+    """What is worth more threads, and what is worth sending to an accelerator from the CPU with all its threads."""
+    one, *others = found
+    host = [place for place in found if place.device == "cpu"][-1]
+    pairs = [(one, host)] if host != one else []
+    pairs += [(host, place) for place in others if place.device != "cpu"]
+    return [_worth(operation, *pair, timings) for pair in pairs for operation in OPERATIONS]
+
+
+def _worth(operation: Operation, host: Place, device: Place, timings: dict[Key, list[float]]) -> Worth:
+    ours, its = (_cost(place, operation, timings) for place in (host, device))
+    copies = _round_trip(device, timings) if device.device != "cpu" else None
+    limits = min(operation.sizes), max(operation.sizes)
+    found: BreakEven = break_even(ours, its, copies, operation.work, operation.moved_bytes, limits)
+    misfit = max(cost.misfit for cost in (ours, its, copies) if cost is not None)
+    return Worth(
+        operation.name, operation.unit, host.name, device.name, found.size, found.extrapolated, found.looked_to, misfit
+    )
+
+
+def _cost(place: Place, operation: Operation, timings: dict[Key, list[float]]) -> Cost:
+    cases = [timings[place, operation, size] for size in operation.sizes]
+    return fit([1.0] * len(cases), [operation.work(size) for size in operation.sizes], cases)
+
+
+def _round_trip(device: Place, timings: dict[Key, list[float]]) -> Cost:
+    """There and back: two messages, and each byte is carried once."""
+    keys = [(copy, size) for copy in TRANSFERS for size in copy.sizes]
+    cases = [timings[device, copy, size] for copy, size in keys]
+    cost = fit([1.0] * len(keys), [copy.moved_bytes(size) for copy, size in keys], cases)
+    twice = cost.fixed_seconds
+    return Cost(type(twice)(2 * twice.value, 2 * twice.low, 2 * twice.high), cost.unit_seconds, cost.misfit)
+
+
+POINTS = 400
+REACH = 64  # a break-even beyond so many times the largest size that was timed is none
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """The smallest size from which on sending pays; None where it does not pay up to `looked_to`."""
+
+    size: int | None
+    extrapolated: bool  # whether it lies outside the sizes that were timed
+    looked_to: int
+
+
+def break_even(
+    host: Cost,
+    device: Cost,
+    copies: Cost | None,
+    work: Callable[[int], float],
+    moved: Callable[[int], float],
+    timed: tuple[int, int],
+) -> BreakEven:
+    """Where the device begins to be faster for good.
+
+    Arguments:
+        host, device: what the operation costs, by its work.
+        copies: what carrying costs, by bytes; None where nothing has to be carried.
+        work, moved: an operation's work and the bytes to carry, by its size; both rise with it.
+        timed: the smallest and the largest size that were timed.
+    """
+
+    def gain(size: int) -> float:
+        carried = copies.seconds(moved(size)) if copies is not None else 0.0
+        return host.seconds(work(size)) - device.seconds(work(size)) - carried
+
+    last = REACH * timed[1]
+    sizes = sorted({round(float(size)) for size in np.geomspace(1, last, POINTS)})
+    losing = [place for place, size in enumerate(sizes) if gain(size) < 0]
+    if not losing:
+        return BreakEven(1, timed[0] > 1, last)
+    if losing[-1] == len(sizes) - 1:
+        return BreakEven(None, False, last)
+    low, high = sizes[losing[-1]], sizes[losing[-1] + 1]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if gain(middle) < 0 else (low, middle)
+    return BreakEven(high, not timed[0] <= high <= timed[1], last)

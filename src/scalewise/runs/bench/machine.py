@@ -1,0 +1,128 @@
+"""What the machine tells about itself: cores, sockets, memory nodes, and how GPUs are connected."""
+
+from __future__ import annotations
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from scalewise.engine.placement import available_cores
+from collections.abc import Iterator
+from contextlib import contextmanager
+import torch
+from scalewise.engine.placement import DeviceName, available_cores
+
+SYSTEM = Path("/sys/devices/system")
+CPU_INFO = Path("/proc/cpuinfo")
+QUERY_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Facts that timings depend on; None where the system does not tell.
+
+    cores: that this process may use, of those that the machine has.
+    load: mean number of running processes over the last minute, before anything was timed.
+    gpu_links: what `nvidia-smi topo -m` prints.
+    """
+
+    processor: str
+    cores: int
+    machine_cores: int
+    sockets: int | None
+    memory_nodes: int | None
+    load: float | None
+    gpu_links: str | None
+
+    def sentence(self) -> str:
+        """The same for people."""
+        parts = [self.processor, f"{self.cores} of {self.machine_cores} cores"]
+        parts += [_count(self.sockets, "socket")] if self.sockets else []
+        parts += [_count(self.memory_nodes, "memory node")] if self.memory_nodes else []
+        parts += [f"load {self.load:.1f} before"] if self.load is not None else []
+        return ", ".join(parts)
+
+
+def topology(system: Path = SYSTEM, information: Path = CPU_INFO) -> Topology:
+    """This machine's; the arguments are where Linux tells."""
+    return Topology(
+        processor=_processor(information),
+        cores=available_cores(),
+        machine_cores=os.cpu_count() or 1,
+        sockets=_sockets(system),
+        memory_nodes=len([*system.glob("node/node[0-9]*")]) or None,
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        gpu_links=_gpu_links(),
+    )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _sockets(system: Path) -> int | None:
+    files = system.glob("cpu/cpu[0-9]*/topology/physical_package_id")
+    return len({file.read_text() for file in files}) or None
+
+
+def _processor(information: Path) -> str:
+    if information.is_file():
+        found = re.search(r"model name\s*: (.+)", information.read_text(errors="replace"))
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpu_links() -> str | None:
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "topo", "-m"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False)
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device, and the CPU threads that compute or, for an accelerator, feed it."""
+
+    device: DeviceName
+    threads: int
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.device if self.device != "cpu" else f"cpu, {self.threads} thread{'' if self.threads == 1 else 's'}"
+
+    @contextmanager
+    def used(self) -> Iterator[torch.device]:
+        """The context in which torch computes there."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            yield torch.device(self.device)
+        finally:
+            torch.set_num_threads(before)
+
+
+def places(cores: int | None = None) -> list[Place]:
+    """The CPU on 1, 2, 4, … and all cores, then what accelerators there are."""
+    most = cores or available_cores()
+    powers = [1 << power for power in range(most.bit_length())]
+    found = [Place("cpu", threads) for threads in sorted({*powers, most}) if threads <= most]
+    if torch.cuda.is_available():
+        found.append(Place("cuda", most))
+    if torch.backends.mps.is_available():
+        found.append(Place("mps", most))
+    return found
+
+
+def missing(found: list[Place]) -> list[str]:
+    """What could not be measured here, and why."""
+    notes = []
+    if all(place.device == "cpu" for place in found):
+        notes.append("no CUDA or MPS device here: copies to a device and what is worth sending there were not measured")
+    if len(found) == 1:
+        notes.append("one core here: what more threads bring was not measured")
+    return notes

@@ -1,0 +1,288 @@
+"""Every kind of parallelism on one task: what is sent, what is held, how long a step takes, and whether it is equal.
+
+Counted: payload (payload.py) and what is held between steps. Measured: the peak of resident memory, each way by itself;
+and the step, all ways by turns in the same processes, so that none meets a busier machine than the others.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+
+from scalewise.runs.bench.payload import (KINDS, Kind, Payload, Traffic)
+from scalewise.engine.loop import Training
+from scalewise.engine.processes.memory import held
+from scalewise.engine.placement import DeviceName, Placement
+from scalewise.engine.parallel.protocol import HeldBytes
+from scalewise.engine.processes.team import Team
+from scalewise.errors import UsageError
+from scalewise.plan.links import Link
+from scalewise.engine.processes.memory import forget_peak, release_freed
+from scalewise.recipe import Recipe
+from scalewise.tasks.task import Task
+
+COMPARED_STEPS = 3
+NOTABLY = 0.9  # of a step's time: smaller differences between medians of a few rounds say nothing
+Notify = Callable[[str], None]
+
+
+def ways(device: DeviceName) -> dict[str, Placement]:
+    """What is compared."""
+    data = Placement(device=device)
+    return {
+        "data": data,
+        "sharded-optimizer": replace(data, shard_optimizer=True),
+        "server": replace(data, reduce="server"),
+        "fsdp": replace(data, parallel="fsdp"),
+        "pipeline": replace(data, parallel="pipeline"),
+        "tensor": replace(data, parallel="tensor"),
+    }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way; bytes are those of the process with the most. Without figures where the model cannot be split so."""
+
+    name: str
+    reason: str | None = None  # why it cannot be
+    exact: bool | None = None
+    loss_difference: float | None = None  # the largest, relative to one process, over the compared steps
+    sent_bytes_per_step: int | None = None
+    received_bytes_per_step: int | None = None
+    sent_by_kind_bytes_per_step: dict[Kind, int] | None = None  # of the process that moves the most
+    received_by_kind_bytes_per_step: dict[Kind, int] | None = None
+    messages_per_step: int | None = None
+    parameter_bytes: int | None = None
+    gradient_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+    step_seconds: float | None = None
+    idle_share: float | None = None  # of the step's wall time in which the computing thread did not compute
+    bubble_share: float | None = None  # of the pipeline, by theory
+    link_seconds_per_step: float | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Parameters, gradients and optimizer state."""
+        return (self.parameter_bytes or 0) + (self.gradient_bytes or 0) + (self.optimizer_bytes or 0)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What one process found about one way."""
+
+    exact: bool
+    losses: list[float]
+    traffic: dict[Kind, Traffic]
+    held: HeldBytes
+    peak: int
+
+    def of(self, kind: Kind) -> Traffic:
+        """What was moved of one kind."""
+        return self.traffic.get(kind, Traffic())
+
+    @property
+    def total(self) -> Traffic:
+        """What was moved of all kinds."""
+        found = Traffic()
+        for traffic in self.traffic.values():
+            found.add(traffic)
+        return found
+
+
+def compare_ways(
+    task: Task, recipe: Recipe, team: Team, device: DeviceName, link: Link | None, rounds: int, notify: Notify
+) -> list[Row]:
+    """The rows, on every process of the team.
+
+    Arguments:
+        task, recipe: what is trained, and how.
+        team: the processes, two or more.
+        device: where.
+        link: to reckon the exchange with, if it is known.
+        rounds: how often every way is timed.
+        notify: told what is being done.
+    """
+    steps = COMPARED_STEPS + 2 + rounds
+    recipe = recipe.replace(steps=steps, patience=None, target=None)
+    for engine in ("fsdp", "pipeline", "tensor"):  # or the first to use torch's engines would have them in its peak
+        importlib.import_module(f"scalewise.engine.parallel.{engine}")
+    notify("one process, to compare with")
+    expected = _shared(_losses_alone(task, recipe, device) if team.leads else [])
+    rows: dict[str, Row] = {}
+    for name, placement in ways(device).items():
+        notify(f"{name}: memory and payload")
+        try:
+            own = _alone(task, recipe, placement, team)
+        except UsageError as error:
+            rows[name] = Row(name, reason=str(error))
+        else:
+            rows[name] = _row(name, own, expected, recipe, team, link)
+    possible = {name: ways(device)[name] for name, row in rows.items() if row.reason is None}
+    times = _times(task, recipe, possible, team, rounds, notify)
+    return [
+        replace(row, step_seconds=times[name][0], idle_share=times[name][1]) if name in times else row
+        for name, row in rows.items()
+    ]
+
+
+def _losses_alone(task: Task, recipe: Recipe, device: DeviceName) -> list[float]:
+    with Training(task, recipe, Placement(device=device), alone=True) as training:
+        return [take_step(training) for _ in range(COMPARED_STEPS)]
+
+
+def take_step(training: Training) -> float:
+    """One step; its loss."""
+    numbers = training.strategy.gradients(training.progress.step, 0)
+    rate, _ = training.pace.advance(training.progress, numbers)
+    training.strategy.update(rate)
+    rows = numbers.rows.wait().tolist()
+    return float(sum(row[0] for row in rows) / sum(row[1] for row in rows))
+
+
+def _alone(task: Task, recipe: Recipe, placement: Placement, team: Team) -> _Own:
+    """A few steps of one way by itself: losses, what is held and sent, and the peak of memory."""
+    release_freed()
+    with Training(task, recipe, placement) as training:
+        gc.collect()
+        forget_peak()
+        losses = [take_step(training) for _ in range(COMPARED_STEPS)]
+        peak = held().highest
+        with Payload(team) as payload:
+            take_step(training)
+        return _Own(training.strategy.exact, losses, dict(payload.found), training.strategy.held(), peak)
+
+
+def _row(name: str, own: _Own, expected: list[float], recipe: Recipe, team: Team, link: Link | None) -> Row:
+    everybody: list[_Own] = [own] * team.size
+    dist.all_gather_object(everybody, own)
+    totals = [other.total for other in everybody]
+    sent, received = max(total.sent_bytes for total in totals), max(total.received_bytes for total in totals)
+    busiest = max(everybody, key=lambda other: other.total.sent_bytes + other.total.received_bytes)
+    messages = busiest.total.messages
+    difference = max(abs(a - b) / max(abs(b), 1e-300) for a, b in zip(own.losses, expected, strict=True))
+    bubble = (team.size - 1) / (recipe.micro_batches + team.size - 1) if name == "pipeline" else None
+    seconds = messages * link.latency_seconds + max(sent, received) / link.bytes_per_second if link else None
+    return Row(
+        name,
+        exact=own.exact,
+        loss_difference=difference,
+        sent_bytes_per_step=sent,
+        received_bytes_per_step=received,
+        sent_by_kind_bytes_per_step={kind: busiest.of(kind).sent_bytes for kind in KINDS},
+        received_by_kind_bytes_per_step={kind: busiest.of(kind).received_bytes for kind in KINDS},
+        messages_per_step=messages,
+        parameter_bytes=max(other.held.parameters for other in everybody),
+        gradient_bytes=max(other.held.gradients for other in everybody),
+        optimizer_bytes=max(other.held.optimizer for other in everybody),
+        peak_rss_bytes=max(other.peak for other in everybody),
+        bubble_share=bubble,
+        link_seconds_per_step=seconds,
+    )
+
+
+def _times(
+    task: Task, recipe: Recipe, placements: dict[str, Placement], team: Team, rounds: int, notify: Notify
+) -> dict[str, tuple[float, float]]:
+    """The median seconds of a step, and its idle share, on the slowest process; all ways by turns."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in placements}
+    with ExitStack() as stack:
+        trainings = {name: stack.enter_context(Training(task, recipe, where)) for name, where in placements.items()}
+        for number in range(rounds + 1):
+            notify(f"timing, round {number} of {rounds}")
+            for name, training in trainings.items():
+                timed = _timed(training, team)
+                if number:  # the first step of each allocates
+                    found[name].append(timed)
+    medians = {name: _medians(values) for name, values in found.items()}
+    everybody: list[dict[str, tuple[float, float]]] = [medians] * team.size
+    dist.all_gather_object(everybody, medians)
+    return {
+        name: (max(other[name][0] for other in everybody), statistics.mean(other[name][1] for other in everybody))
+        for name in placements
+    }
+
+
+def _timed(training: Training, team: Team) -> tuple[float, float]:
+    team.barrier()
+    began, worked = time.perf_counter(), time.thread_time()
+    take_step(training)
+    team.barrier()
+    seconds = time.perf_counter() - began
+    return seconds, max(0.0, 1 - (time.thread_time() - worked) / seconds)
+
+
+def _medians(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    seconds, idle = zip(*values, strict=True)
+    return statistics.median(seconds), statistics.median(idle)
+
+
+def _shared(losses: list[float]) -> list[float]:
+    known = [losses]
+    dist.broadcast_object_list(known, 0)
+    return known[0]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows, and of what."""
+
+    task: str
+    recipe: Recipe
+    processes: int
+    link: Link | None
+    rows: list[Row]
+
+    @property
+    def advice(self) -> str:
+        """Which way for this model, on this machine and over the link."""
+        return advice(self.rows, self.recipe, self.link)
+
+    def to_json(self) -> dict[str, Any]:
+        """What --json prints."""
+        return {
+            "kind": "parallelism",
+            "task": self.task,
+            "processes": self.processes,
+            "workers": self.recipe.workers,
+            "worker_batch": self.recipe.worker_batch,
+            "micro_batches": self.recipe.micro_batches,
+            "link": asdict(self.link) if self.link else None,
+            "advice": self.advice,
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+
+def advice(rows: Sequence[Row], recipe: Recipe, link: Link | None) -> str:
+    """Which way for this model, on this machine and over the link."""
+    known = [row for row in rows if row.step_seconds is not None]
+    base = known[0]
+    fastest = min(known, key=lambda row: row.step_seconds or 0.0)
+    smallest = min(known, key=lambda row: row.held_bytes)
+    times = {row.name: 1000 * (row.step_seconds or 0.0) for row in (base, fastest)}
+    words = [f"{base.name} has the shortest step here"]
+    if times[fastest.name] < NOTABLY * times[base.name]:
+        shown = f"{times[fastest.name]:.1f} ms against {times[base.name]:.1f} with {base.name}"
+        words = [f"{fastest.name} has the shortest step here ({shown})"]
+    elif fastest is not base:
+        words = [f"no step is notably shorter here than that with {base.name}"]
+    if smallest is not base and base.held_bytes:
+        words.append(
+            f"{smallest.name} holds the least ({smallest.held_bytes / base.held_bytes:.0%} of {base.name}); take it if "
+            f"{base.name} does not fit"
+        )
+    if link is not None:
+        best = min(known, key=lambda row: (row.step_seconds or 0.0) + (row.link_seconds_per_step or 0.0))
+        words.append(f"over {link.name} {best.name} comes out first, its exchange reckoned with")
+    pipeline = next((row for row in known if row.name == "pipeline"), None)
+    if pipeline is not None and recipe.micro_batches == 1:
+        words.append("a pipeline with one micro batch a worker has one stage at work at a time: give --micro-batch")
+    return "; ".join(words) + "."

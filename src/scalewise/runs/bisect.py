@@ -1,0 +1,186 @@
+"""Where two runs part: the first step, worker and tensor in which they differ, and what may be the reason."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from scalewise.files import read_json
+from scalewise.engine.store import checkpoint
+from scalewise.engine.parallel.model import sha256
+from scalewise.runs.replay import Replay, recorded_steps
+from scalewise.engine.store.folder import RunFolder, RunRecipe, stored_environment
+from scalewise.errors import DamagedCheckpoint
+from scalewise.recipe import Recipe
+
+Stage = Literal["start", "samples", "loss", "gradient", "update"]
+TIMES = ("seconds", "input_seconds", "samples_per_second")
+PLACES = ("processes", "cores", "job")  # on which the result does not depend
+MOST_STEPS_BACK = 3
+Again = Callable[[int], tuple[Replay, Replay]]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Something recorded that differs and may be why."""
+
+    what: str
+    left: Any
+    right: Any
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two runs differ first when they are computed again here: nowhere if `stage` is None."""
+
+    step: int
+    stage: Stage | None
+    worker: int | None
+    tensor: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two runs have in common, and where that ends.
+
+    compared_steps: whose records both have.
+    record_step, record_fields: the first whose records differ, and in what.
+    checkpoint_step, checkpoint_tensor: the first step whose stored weights differ, and the first tensor.
+    same_steps: the steps of which both have the same stored weights.
+    """
+
+    compared_steps: int
+    record_step: int | None
+    record_fields: dict[str, tuple[Any, Any]]
+    same_steps: list[int]
+    checkpoint_step: int | None
+    checkpoint_tensor: str | None
+    reasons: list[Reason]
+    problems: list[str]
+
+    @property
+    def differ(self) -> bool:
+        """Whether anything that was computed differs."""
+        return self.record_step is not None or self.checkpoint_step is not None
+
+    @property
+    def step(self) -> int | None:
+        """The first step in which they are seen to differ."""
+        return min((one for one in (self.record_step, self.checkpoint_step) if one is not None), default=None)
+
+
+def compare(left: RunFolder, right: RunFolder, recipes: tuple[RunRecipe, RunRecipe]) -> Comparison:
+    """Compare what two runs have stored."""
+    records = [recorded_steps(folder) for folder in (left, right)]
+    common = sorted(records[0].keys() & records[1].keys())
+    fields: dict[str, tuple[Any, Any]] = {}
+    record_step = None
+    for step in common:
+        fields = _different(records[0][step], records[1][step])
+        if fields:
+            record_step = step
+            break
+    same, checkpoint_step, tensor, problems = _checkpoints(left, right)
+    reasons = _reasons(left, right, recipes)
+    return Comparison(len(common), record_step, fields, same, checkpoint_step, tensor, reasons, problems)
+
+
+def _different(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = [name for name in sorted(one.keys() | other.keys()) if name not in TIMES]
+    pairs = {name: (one.get(name), other.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _checkpoints(left: RunFolder, right: RunFolder) -> tuple[list[int], int | None, str | None, list[str]]:
+    """Steps with the same stored weights, the first other one, its first tensor, and what could not be read."""
+    both = [{path.name: path for path in checkpoint.stored(folder.checkpoints)} for folder in (left, right)]
+    same: list[int] = []
+    problems: list[str] = []
+    for step in sorted(int(name.removeprefix("step-")) for name in both[0].keys() & both[1].keys()):
+        try:
+            one, other = (checkpoint.model_tensors(paths[f"step-{step}"]) for paths in both)
+        except DamagedCheckpoint as error:
+            problems.append(str(error))
+            continue
+        for name in sorted(one.keys() | other.keys()):
+            if name not in one or name not in other or sha256({name: one[name]}) != sha256({name: other[name]}):
+                return same, step, name, problems
+        same.append(step)
+    return same, None, None, problems
+
+
+def _reasons(left: RunFolder, right: RunFolder, recipes: tuple[RunRecipe, RunRecipe]) -> list[Reason]:
+    one, other = recipes
+    pairs: dict[str, tuple[Any, Any]] = {
+        "task": (one.task, other.task),
+        "settings": (sorted(one.settings), sorted(other.settings)),
+    }
+    pairs |= {"held out": (one.hold_out or one.recipe.selects, other.hold_out or other.recipe.selects)}
+    pairs |= {name: (getattr(one.recipe, name), getattr(other.recipe, name)) for name in Recipe.model_fields}
+    environments = [stored_environment(folder) or {} for folder in (left, right)]
+    names = [name for name in dict.fromkeys(itertools.chain(*environments)) if name not in PLACES]
+    pairs |= {name: (environments[0].get(name), environments[1].get(name)) for name in names if name != "task"}
+    facts = [_facts(environment) for environment in environments]
+    for what, name in (("training data", "data_sha256"), ("training samples", "samples")):
+        pairs[what] = (facts[0].get(name), facts[1].get(name))
+    pairs |= {"exact": (_exact(left), _exact(right))}
+    return [Reason(what, *pair) for what, pair in pairs.items() if pair[0] != pair[1]]
+
+
+def _facts(environment: dict[str, Any]) -> dict[str, Any]:
+    """What env.json says of the task, if it says anything."""
+    facts = environment.get("task")
+    return facts if isinstance(facts, dict) else {}
+
+
+def _exact(folder: RunFolder) -> Any:  # noqa: ANN401  (whatever result.json says)
+    try:
+        result = read_json(folder.result)
+    except (OSError, ValueError):
+        return True
+    return result.get("exact", True) if isinstance(result, dict) else True
+
+
+def part(again: Again, step: int) -> tuple[Parting, tuple[Replay, Replay]]:
+    """Compute both runs again around a step, and go back from it while they differ before it already.
+
+    Arguments:
+        again: computes a step of both runs.
+        step: in which they were seen to differ.
+    """
+    both = again(step)
+    found = parting(*both)
+    for _ in range(MOST_STEPS_BACK):
+        if found.stage != "start" or found.step == 1:
+            break
+        both = again(found.step - 1)
+        found = parting(*both)
+    return found, both
+
+
+def parting(left: Replay, right: Replay) -> Parting:
+    """The first thing in a step that differs: weights before it, samples, loss, gradients, weights after it."""
+    step = left.step
+    tensor = _first(left.before, right.before)
+    if tensor is not None:
+        return Parting(step, "start", None, tensor)
+    for one, other in itertools.zip_longest(left.workers, right.workers):
+        if one is None or other is None:
+            return Parting(step, "samples", (one or other).worker, None)
+        if (one.samples, one.epochs) != (other.samples, other.epochs):
+            return Parting(step, "samples", one.worker, None)
+        if one.loss != other.loss or one.weight != other.weight:
+            return Parting(step, "loss", one.worker, None)
+        tensor = _first(one.hashes, other.hashes)
+        if tensor is not None:
+            return Parting(step, "gradient", one.worker, tensor)
+    tensor = _first(left.after, right.after)
+    return Parting(step, None if tensor is None else "update", None, tensor)
+
+
+def _first(one: dict[str, str], other: dict[str, str]) -> str | None:
+    """The first name under which two hashes are not the same, in the order of the left."""
+    names = [*one, *(name for name in other if name not in one)]
+    return next((name for name in names if one.get(name) != other.get(name)), None)

@@ -1,0 +1,132 @@
+"""What is sent between the command and the processes that train: jobs there, progress and outcomes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+from typing import TYPE_CHECKING
+from scalewise.engine.processes.pool import Stop
+from scalewise.errors import ScalewiseError
+
+if TYPE_CHECKING:
+    from scalewise.tasks.task import Task
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalewise.runs.compare.rows import Line
+from scalewise.engine.placement import DeviceName
+from scalewise.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all jobs of a comparison share: the task and its data, the folder, and where they run."""
+
+    task_spec: str
+    data: Path | None
+    folder: Path
+    hold_out: bool
+    device: DeviceName
+    loaders: int | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a line of the table with a seed and a multiple of its learning rate."""
+
+    line: Line
+    seed: int
+    multiple: float = 1.0
+    trial: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        base = f"{self.line.name}-{self.line.workers}w"
+        return f"tune-{base}-x{self.multiple:.3g}" if self.trial else f"{base}-seed{self.seed}"
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        workers = f"{self.line.workers} worker{'' if self.line.workers == 1 else 's'}"
+        what = f"learning rate × {self.multiple:.3g}" if self.trial else f"seed {self.seed}"
+        return f"{self.line.name}, {workers}, {what}"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is."""
+
+    job: Job
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run has no result; `diverged` when its loss or weights became infinite, which it would do again."""
+
+    reason: str
+    exit_code: int
+    diverged: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a job: what `train --json` would print, or a failure.
+
+    `recipe` holds the resolved recipe where it came that far; `curve` the task's metric by epoch.
+    """
+
+    job: Job
+    recipe: Recipe | None
+    result: dict[str, Any] | None
+    failure: Failure | None
+    curve: list[tuple[float, float, float | None]]  # (epoch, training metric, validation metric)
+    stored: bool = False  # whether it was there already
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A job that a signal stopped; its state is saved."""
+
+    job: Job
+
+
+Message = Progress | Outcome | Stopped
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """The work of a comparison's pool."""
+
+    setup: Setup
+    tasks: dict[tuple[str, ...], Task] = field(default_factory=dict)  # by settings, filled in each process
+
+    @property
+    def folder(self) -> Path:
+        """Where the processes' logs go."""
+        return self.setup.folder
+
+    def perform(self, job: Job, send: Callable[[Message], None], stop: Stop) -> Outcome | Stopped:
+        """Train, go on with or read one run."""
+        from scalewise.runs.compare.trainings import perform
+        from scalewise.tasks.load import load_task
+
+        settings = job.line.plan.settings
+        try:
+            if settings not in self.tasks:
+                self.tasks[settings] = load_task(self.setup.task_spec, settings, self.setup.data)
+        except ScalewiseError as error:
+            return Outcome(job, None, None, Failure(str(error), error.exit_code, False), [])
+        return perform(job, self.tasks[settings], self.setup, send, stop)
+
+    def died(self, job: Job, reason: str) -> Outcome:
+        """A failed run."""
+        return Outcome(job, None, None, Failure(reason, 1, False), [])
+
+    def stopped(self, job: Job) -> Stopped:
+        """A run to go on with."""
+        return Stopped(job)

@@ -1,0 +1,157 @@
+"""One run of a comparison, in the process that trains it: a run folder as `scalewise train` makes it."""
+
+from __future__ import annotations
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+from torch import nn
+from scalewise import records
+from scalewise.runs.compare.jobs import (Failure, Job, Outcome, Progress, Setup, Stopped)
+from scalewise.runs.compare.rows import Facts
+from scalewise.engine.data import streams
+from scalewise.engine.auto import complete
+from scalewise.engine.store.checkpoint import load_newest
+from scalewise.engine.processes.failures import translated
+from scalewise.engine.loop import Training
+from scalewise.engine.placement import Placement
+from scalewise.engine.processes.pool import Stop
+from scalewise.engine.store.folder import (RunFolder, RunRecipe, begin, check_same, read_recipe, stored_records)
+from scalewise.engine.data.samples import open_samples
+from scalewise.errors import (Interrupted, NonFiniteLoss, ScalewiseError, TaskError)
+from scalewise.recipe import Derived, Recipe
+from scalewise.tasks.load import settings_of
+from scalewise.tasks.task import Task
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from scalewise.runs.compare.jobs import (Failure, Job, Message, Outcome, Setup, Stopped)
+from scalewise.errors import ScalewiseError
+if TYPE_CHECKING:
+    from scalewise.tasks.task import Task
+
+FAILURE_FILE = "failure.json"
+REPORT_SECONDS = 0.2
+
+Report = Callable[[Progress], None]
+
+
+def facts(task: Task, task_spec: str, settings: tuple[str, ...], base: Recipe) -> Facts:
+    """What the rows need to know of a task; the model is built once to see whether it has batch norm."""
+    with streams.undisturbed():
+        model = task.model()
+    normalized = isinstance(model, nn.Module) and any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
+    )
+    samples = len(open_samples(task.train, 0, "training"))
+    changed = [name for name in Recipe.model_fields if getattr(base, name) != getattr(task.recipe, name)]
+    changes = ", ".join(f"{name} {getattr(base, name)}" for name in changed if name not in ("threads", "compile"))
+    return Facts(base, settings, samples, normalized, "bn" in settings_of(task_spec), changes)
+
+
+def perform(job: Job, task: Task, setup: Setup, report: Report, stop: Stop) -> Outcome | Stopped:
+    """Train, go on with or read one run; failures are outcomes too."""
+    folder = RunFolder(setup.folder / job.name)
+    recipe: Recipe | None = None
+    try:
+        run = resolved(job, task, setup, folder)
+        recipe = run.recipe
+        done = _stored(job, folder, run, task)
+        if done is None:
+            _train(job, task, setup, run, folder, report, stop)
+            done = _stored(job, folder, run, task)
+            assert done is not None
+            done = dataclasses.replace(done, stored=False)
+        _check_metric(done, task)
+        return done
+    except Interrupted:
+        return Stopped(job)
+    except ScalewiseError as error:
+        return _failed(job, folder, recipe, task, error)
+    except Exception as error:
+        return _failed(job, folder, recipe, task, translated(error))
+
+
+def resolved(job: Job, task: Task, setup: Setup, folder: RunFolder) -> RunRecipe:
+    """The complete recipe of a run; a pilot that was run for it is not run again."""
+    plan = job.line.plan
+    known = read_recipe(folder).pilot if folder.recipe.is_file() else None
+    recipe, derived, pilot = complete(
+        task, plan.recipe, {"seed": job.seed}, plan.mode, setup.device, known=known, hold_out=setup.hold_out
+    )
+    if job.multiple != 1.0:
+        recipe = recipe.replace(lr=recipe.lr * job.multiple)
+        derived = [*derived, Derived("lr", recipe.lr, f"--tune: {job.multiple:.3g} × the row's own learning rate")]
+    return RunRecipe(setup.task_spec, list(plan.settings), recipe, derived, setup.hold_out, pilot)
+
+
+def _stored(job: Job, folder: RunFolder, run: RunRecipe, task: Task) -> Outcome | None:
+    """The outcome of a run that has come to its end, by result or by divergence; it must be of the same recipe."""
+    if not folder.recipe.is_file():
+        return None
+    check_same(read_recipe(folder), run, folder, task.validation is not None)
+    if folder.result.is_file():
+        result = json.loads(folder.result.read_text())
+        return Outcome(job, run.recipe, result, None, curve(folder, task), stored=True)
+    file = folder.path / FAILURE_FILE
+    if file.is_file():
+        failure = Failure(**json.loads(file.read_text()))
+        if failure.diverged:  # it would do so again; any other failure is tried again
+            return Outcome(job, run.recipe, None, failure, curve(folder, task), stored=True)
+    return None
+
+
+def _train(job: Job, task: Task, setup: Setup, run: RunRecipe, folder: RunFolder, report: Report, stop: Stop) -> None:
+    placement = Placement(device=setup.device, loaders=setup.loaders)
+    with Training(task, run.recipe, placement, run.derived, None, setup.hold_out, run.pilot) as training:
+        if folder.recipe.is_file():
+            for problem in load_newest(training, folder.checkpoints):
+                print(f"{problem}; set aside")
+        folder.path.mkdir(parents=True, exist_ok=True)
+        (folder.path / FAILURE_FILE).unlink(missing_ok=True)
+        begin(folder, run, training.team.device.type, 1)
+        stop.training, training.signal = training, stop.signal
+        try:
+            _follow(job, training, folder, report)
+        finally:
+            stop.training = None
+
+
+def _follow(job: Job, training: Training, folder: RunFolder, report: Report) -> None:
+    """Store the records, and now and then say how far it is."""
+    due = 0.0
+    for _ in stored_records(training, folder, None):
+        now = time.monotonic()
+        if now >= due:
+            report(Progress(job, int(training.progress.learned), int(training.pace.total)))
+            due = now + REPORT_SECONDS
+
+
+def _check_metric(outcome: Outcome, task: Task) -> None:
+    numbers: list[str] = [*outcome.result["test"]] if outcome.result is not None else []
+    if numbers and task.metric not in numbers:
+        raise TaskError(f"the task's metric {task.metric!r} must be among its numbers, got {', '.join(numbers)}")
+
+
+def _failed(job: Job, folder: RunFolder, recipe: Recipe | None, task: Task, error: ScalewiseError) -> Outcome:
+    failure = Failure(str(error), error.exit_code, isinstance(error, NonFiniteLoss))
+    if folder.recipe.is_file():
+        text = json.dumps(dataclasses.asdict(failure), indent=2) + "\n"
+        records.write_atomically(folder.path / FAILURE_FILE, text)
+    return Outcome(job, recipe, None, failure, curve(folder, task))
+
+
+def curve(folder: RunFolder, task: Task) -> list[tuple[float, float, float | None]]:
+    """(epoch, training metric, validation metric) at every epoch's end."""
+    if not folder.metrics.is_file():
+        return []
+    assert task.metric is not None
+    return [_point(record, task.metric) for record in records.read(folder.metrics) if record["kind"] == "epoch"]
+
+
+def _point(record: dict[str, Any], metric: str) -> tuple[float, float, float | None]:
+    validation = record["validation"]
+    return record["epoch"], record["train"].get(metric), None if validation is None else validation.get(metric)
+
+

@@ -1,0 +1,1 @@
+"""The critical batch: the law, and its direct measurement by branches and sweeps."""

@@ -1,0 +1,178 @@
+"""Where trials are done: a folder that remembers them, and the processes that train several at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+import torch
+
+from scalewise.engine.processes.failures import translated
+from scalewise.engine.placement import available_cores
+from scalewise.engine.processes.pool import Pool, Stop
+from scalewise.errors import Failed, Interrupted, ScalewiseError
+from scalewise.runs.measure.critical.trials import (Curve, Trial, follow, stored)
+from scalewise.tasks.load import load_task
+from scalewise.tasks.task import Origin, Task
+
+Notify = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A trial that has come to its end."""
+
+    trial: Trial
+    curve: Curve
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A trial that failed."""
+
+    trial: Trial
+    reason: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A trial that a signal stopped; its state is saved."""
+
+    trial: Trial
+
+
+Message = Done | Broken | Stopped
+
+
+@dataclass(frozen=True)
+class Trying:
+    """The work of the processes: each loads the task once."""
+
+    origin: Origin | None
+    folder: Path
+    tasks: list[Task] = field(default_factory=list)
+
+    def perform(self, trial: Trial, send: Callable[[Message], None], stop: Stop) -> Message:
+        """Train, or go on with, one trial; failures are messages too."""
+        try:
+            return Done(trial, follow(self._task(), trial, self.folder, stop))
+        except Interrupted:
+            return Stopped(trial)
+        except ScalewiseError as error:
+            return Broken(trial, str(error), error.exit_code)
+        except Exception as error:
+            known = translated(error)
+            return Broken(trial, str(known), known.exit_code)
+
+    def died(self, trial: Trial, reason: str) -> Broken:
+        """A failed trial."""
+        return Broken(trial, reason, 1)
+
+    def stopped(self, trial: Trial) -> Stopped:
+        """A trial to go on with."""
+        return Stopped(trial)
+
+    def _task(self) -> Task:
+        if not self.tasks:
+            assert self.origin is not None
+            self.tasks.append(load_task(self.origin.spec, self.origin.settings, self.origin.data))
+        return self.tasks[0]
+
+
+class Laboratory:
+    """A folder of trials, and the processes that do them.
+
+    Processes must know where to load the task from: trials of a task without an origin are done here, one by one.
+    """
+
+    def __init__(self, task: Task, folder: Path, jobs: int | None) -> None:
+        self._folder = folder / "trials"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        size = jobs or _slots()
+        self._pool: Pool[Trial, Message] | None = None
+        if task.origin is not None and size > 1:
+            self._pool = Pool(size, Trying(task.origin, self._folder))
+        self._here = Trying(task.origin, self._folder, [task])
+        self._stop = Stop()
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._pool is not None:
+            self._stack.enter_context(self._pool)
+        self._stack.enter_context(_signals(self._ask))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def curves(self, trials: Sequence[Trial]) -> list[Curve]:
+        """The curves of some trials, in their order: read where they are stored, else trained."""
+        found = {trial.name: stored(trial, self._folder) for trial in trials}
+        for message in self._perform([trial for trial in trials if found[trial.name] is None]):
+            if isinstance(message, Broken):
+                raise Failed(f"trial {message.trial.name}: {message.reason}", message.exit_code)
+            if isinstance(message, Done):
+                found[message.trial.name] = message.curve
+        if self._stop.signal:
+            raise Interrupted(
+                f"{signal.Signals(self._stop.signal).name} stopped the measurement; its trials are saved in "
+                f"{self._folder.parent}, the same command with that folder goes on",
+                self._stop.signal,
+            )
+        curves = [found[trial.name] for trial in trials]
+        return [curve for curve in curves if curve is not None]
+
+    def _perform(self, trials: Sequence[Trial]) -> Iterator[Message]:
+        if self._pool is not None:
+            yield from self._pool.run(trials)
+            return
+        for trial in trials:
+            if self._stop.signal:
+                return
+            yield self._here.perform(trial, lambda message: None, self._stop)
+
+    def _ask(self, number: int) -> None:
+        self._stop.ask(number)
+        if self._pool is not None:
+            self._pool.stop(number)
+
+
+def _slots() -> int:
+    """Trials that the machine has room for: one on an accelerator, else one per core."""
+    accelerated = torch.cuda.is_available() or torch.backends.mps.is_available()
+    return 1 if accelerated else available_cores()
+
+
+@contextlib.contextmanager
+def _signals(ask: Callable[[int], None]) -> Iterator[None]:
+    """Have a first Ctrl-C or SIGTERM save the trials; a second one does what it would have done before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def put_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        put_back()
+        ask(number)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        put_back()

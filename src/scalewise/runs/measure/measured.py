@@ -1,0 +1,216 @@
+"""All parts of a measurement, one after another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+from scalewise.engine.placement import Placement
+from scalewise.engine.store.folder import RunFolder, RunRecipe
+from scalewise.engine.processes.memory import is_shortage, tells_of_shortage
+from scalewise.errors import (RunFolderError, ScalewiseError, TargetMissed, TooLittleMemory)
+from scalewise.runs.measure.critical.branch import SEEDS as BRANCH_SEEDS
+from scalewise.runs.measure.critical.branch import (BranchReport, Plan, branch, single)
+from scalewise.runs.measure.critical.sweep import (MOST_SEEDS, SweepReport, check_ladder, default_ladder, sweep, training_samples)
+from scalewise.runs.measure.critical.sweep import SEEDS as SWEEP_SEEDS
+from scalewise.runs.measure.measurement import Measurement, Minimum
+from scalewise.runs.measure.memory.largest import largest_worker_batch
+from scalewise.runs.measure.minima.landscape import line, plane
+from scalewise.runs.measure.minima.sharpness import SUBSPACE, sharpness
+from scalewise.runs.measure.minima.trained import train_in
+from scalewise.runs.measure.minima.surface import StoredWeights, stored_weights
+from scalewise.runs.measure.noise import check_groups, measure_noise
+from scalewise.runs.measure.throughput import throughput
+from scalewise.runs.measure.wanted import RANDOM, Part, Wanted
+from scalewise.recipe import Recipe
+from scalewise.tasks.task import Task
+
+Notify = Callable[[str], None]
+
+
+class Unfinished(TooLittleMemory):
+    """A part did not fit into memory; `found` holds what was measured before it."""
+
+    def __init__(self, message: str, found: Measurement) -> None:
+        super().__init__(message)
+        self.found = replace(found, unfinished=message)
+
+
+def measured(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: Notify) -> Measurement:
+    """Measure what is wanted: first what may fail at once, last what takes longest.
+
+    Arguments:
+        task, run: what is learned, and how; the recipe is complete.
+        wanted: what is measured, and where.
+        folder: for the runs that are trained on the way; those that are there already are not trained again.
+        notify: told what is being done.
+
+    Raises:
+        Unfinished: where memory is short after some parts are measured, with those.
+    """
+    stored = [_of_this_task(stored_weights(path), run) for path in wanted.runs]
+    if "noise" not in wanted.skip:
+        check_groups(task, run.recipe, wanted.device)
+    _check_room(task, run.recipe, wanted)
+    found = Measurement(task.name, run.recipe)
+    found = _machine(task, found, wanted, notify)
+    found = _scale(task, run, found, wanted, folder, notify)
+    return _minima(task, run, found, wanted, folder, stored, notify)
+
+
+def _check_room(task: Task, recipe: Recipe, wanted: Wanted) -> None:
+    """Refuse a verification that the training data or the budget have no room for, before anything is measured."""
+    if wanted.verify == "sweep":
+        check_ladder(default_ladder(task, recipe), recipe)
+    if wanted.verify == "branch":
+        Plan.of(single(recipe), training_samples(task))
+
+
+@contextmanager
+def _timed(found: Measurement, part: str) -> Iterator[None]:
+    """Note how long a part takes; memory that is short for it does not lose what was found before."""
+    began = time.monotonic()
+    try:
+        yield
+    except Exception as error:
+        if found.seconds and _tells_of_shortage(error):
+            raise Unfinished(_unfinished(part, error), found) from error
+        raise
+    found.seconds[part] = time.monotonic() - began
+
+
+def _tells_of_shortage(error: Exception) -> bool:
+    """Whether memory was short, here or in a process whose failure is passed on."""
+    passed_on = isinstance(error, ScalewiseError) and tells_of_shortage(str(error))
+    return is_shortage(error) or isinstance(error, TooLittleMemory) or passed_on
+
+
+def _unfinished(part: str, error: Exception) -> str:
+    words = (str(error) or type(error).__name__).splitlines()[0]  # Python's own has none
+    without = f", or leave it out with --skip {part}" if part in get_args(Part) else ""
+    return (
+        f"{part} must fit into memory, what was measured before it is kept, got: {words}; lower --worker-batch, use a "
+        f"machine with more memory{without}"
+    )
+
+
+def _machine(task: Task, found: Measurement, wanted: Wanted, notify: Notify) -> Measurement:
+    """What this machine holds, and how fast it is."""
+    placement = Placement(device=wanted.device)
+    if "memory" not in wanted.skip:
+        with _timed(found, "memory"):
+            fitting = largest_worker_batch(
+                task,
+                found.recipe,
+                budget=wanted.memory,
+                processes=wanted.processes or 1,
+                placement=placement,
+                notify=notify,
+            )
+        found = replace(found, memory=fitting)
+    if "throughput" not in wanted.skip:
+        largest = None if found.memory is None else found.memory.largest_worker_batch
+        with _timed(found, "throughput"):
+            speed = throughput(task, found.recipe, largest=largest, placement=placement, notify=notify)
+        found = replace(found, throughput=speed)
+    return found
+
+
+def _scale(task: Task, run: RunRecipe, found: Measurement, wanted: Wanted, folder: Path, notify: Notify) -> Measurement:
+    """The noise scale, and the critical batch by training where that is asked for."""
+    if "noise" not in wanted.skip:
+        with _timed(found, "noise"):
+            noise = measure_noise(task, run.recipe, layers=wanted.layers, device=wanted.device, notify=notify)
+        found = replace(found, noise=noise)
+    if wanted.verify is not None:
+        with _timed(found, "verify"):
+            try:
+                found = replace(found, verified=_verified(task, run, wanted, folder, notify))
+            except TargetMissed as error:  # a finding: what was measured before is worth keeping
+                found = replace(found, missed=str(error))
+    return found
+
+
+def _verified(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: Notify) -> BranchReport | SweepReport:
+    assert wanted.verify is not None
+    place, recipe = folder / wanted.verify, run.recipe
+    if any(value.field == "threads" for value in run.derived):
+        recipe = recipe.replace(threads=1)  # several runs share the machine
+    if wanted.verify == "branch":
+        seeds = wanted.seeds or BRANCH_SEEDS
+        return branch(task, recipe, folder=place, seeds=seeds, notify=notify)
+    most = wanted.most_seeds or max(MOST_SEEDS, wanted.seeds or 0)
+    seeds = wanted.seeds or min(SWEEP_SEEDS, most)
+    return sweep(task, recipe, folder=place, target=wanted.target, seeds=seeds, most_seeds=most, notify=notify)
+
+
+def _of_this_task(found: StoredWeights, run: RunRecipe) -> StoredWeights:
+    """The weights, if they are of a run of this task."""
+    theirs, ours = ((_place(part.task), sorted(part.settings)) for part in (found.run, run))
+    if theirs != ours:
+        raise RunFolderError(
+            f"{found.path} is a run of task {' '.join([found.run.task, *found.run.settings])}, got "
+            f"{' '.join([run.task, *run.settings])}; give the task and --set values of the run"
+        )
+    return found
+
+
+def _place(task: str) -> str:
+    """The name of a task; of a file where it lies, however its path was written."""
+    return str(Path(task).resolve()) if task.endswith(".py") else task
+
+
+def _minima(
+    task: Task,
+    run: RunRecipe,
+    found: Measurement,
+    wanted: Wanted,
+    folder: Path,
+    stored: Sequence[StoredWeights],
+    notify: Notify,
+) -> Measurement:
+    """What lies between stored runs, and how sharp their minima are."""
+    if wanted.between is not None:
+        with _timed(found, "landscape"):
+            found = _landscape(task, found, wanted, stored, notify)
+    if wanted.sharpness:
+        with _timed(found, "sharpness"):
+            if not stored:
+                train_in(RunFolder(folder / "trained"), task, run, wanted.device, notify)
+                stored = [stored_weights(folder / "trained")]
+            found = replace(found, sharpness=tuple(_minimum(task, weights, wanted, notify) for weights in stored))
+    return found
+
+
+def _landscape(
+    task: Task, found: Measurement, wanted: Wanted, stored: Sequence[StoredWeights], notify: Notify
+) -> Measurement:
+    """The line between the first two runs, and the plane if it is wanted, with the recipe of the first."""
+    recipe, first, second = stored[0].run.recipe, stored[0].tensors, stored[1].tensors
+    count, device = wanted.samples, wanted.device
+    between = line(task, recipe, first, second, samples=count, device=device, notify=notify)
+    if wanted.plane is None:
+        return replace(found, line=between)
+    third = None if wanted.plane == RANDOM else stored[2].tensors
+    there = plane(task, recipe, first, second, third, samples=count, device=device, notify=notify)
+    return replace(found, line=between, plane=there)
+
+
+def _minimum(task: Task, weights: StoredWeights, wanted: Wanted, notify: Notify) -> Minimum:
+    full, subspace = (
+        sharpness(
+            task,
+            weights.run.recipe,
+            weights.tensors,
+            subspace=dimensions,
+            samples=wanted.samples,
+            device=wanted.device,
+            notify=notify,
+        )
+        for dimensions in (None, SUBSPACE)
+    )
+    return Minimum(str(weights.path), full, subspace)

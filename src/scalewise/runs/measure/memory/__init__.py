@@ -1,0 +1,1 @@
+"""The largest worker batch that fits: predicted, then tried in processes of their own."""

@@ -1,0 +1,180 @@
+"""The engine's step at any worker batch, as it is in the middle of training, and the memory its parts need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from scalewise.engine.data import streams
+from scalewise.engine.loop import Training
+from scalewise.engine.sums.tree import fold_plan, share
+from scalewise.runs.measure.memory.jobs import Job, Parts
+from scalewise.recipe import Recipe
+from scalewise.tasks.task import Task
+
+WORKERS_OF_A_PROCESS = 2  # in a trial: they run one after another, so that a third one needs no more memory
+MOST_STEPS, QUIET_STEPS, RISE = 6, 1, 1.005  # a peak that rises by less in so many steps in a row has settled
+GROWTH_SHARE, GROWTH_BYTES = 4, 500_000_000  # doubling ends when the peak has risen by that part of the room or this
+
+
+def accumulates(recipe: Recipe) -> bool:
+    """Whether a worker adds up the gradients of several passes through the model."""
+    return recipe.micro_batches > 1 or recipe.schedule == "growth"
+
+
+def trial_recipe(recipe: Recipe, batch: int, workers: int, steps: int = 1) -> Recipe:
+    """The recipe with `batch` samples at once through the model: as worker batch, or as micro batch where it has those.
+
+    Arguments:
+        recipe: the recipe that is to be trained.
+        batch: samples that go through the model at once.
+        workers: how many workers take part.
+        steps: how many steps will be taken.
+    """
+    adds_up = accumulates(recipe)
+    return recipe.replace(
+        workers=workers,
+        worker_batch=batch * (2 if adds_up else 1),
+        micro_batch=batch if adds_up else None,
+        steps=steps,
+        lr=0.0,  # a trial must not diverge
+        schedule="constant",
+        warmup_epochs=0.0,
+        patience=None,
+        target=None,
+    )
+
+
+def smallest_batch(task: Task, recipe: Recipe) -> int:
+    """The fewest samples that can go through the model at once: batch norm needs two."""
+    if recipe.ghost_batch:
+        return recipe.ghost_batch
+    with streams.undisturbed():
+        model = task.model()
+    normalized = isinstance(model, nn.Module) and any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
+    )
+    return 2 if normalized else 1
+
+
+def take_step(training: Training) -> None:
+    """The engine's own step: every worker's gradient, their mean, the update."""
+    numbers = training.strategy.gradients(training.progress.step, 0)
+    rate, _ = training.pace.advance(training.progress, numbers)
+    training.strategy.update(rate)
+    numbers.rows.wait()
+
+
+@contextmanager
+def settled(job: Job, task: Task, batch: int) -> Iterator[Training]:
+    """A training of the job in the state that it has after its first steps, without taking them.
+
+    An update by gradients of 0 at rate 0 makes the optimizer's state; the gradients of an earlier step, the best
+    weights and the buffers in which more workers are summed are put beside it.
+    """
+    with _begun(job, task, trial_recipe(job.recipe, batch, _trial_workers(job), MOST_STEPS)) as training:
+        strategy = training.strategy
+        strategy.update(0.0)
+        parameters = [*strategy.model.parameters.values()]
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        if training.validation is not None:
+            training.best = {name: tensor.clone() for name, tensor in strategy.model.tensors().items()}
+        missing = _fold_buffers(job.recipe.workers, training) - _fold_buffers(training.recipe.workers, training)
+        elements = sum(parameter.numel() for parameter in parameters)
+        kept = [parameters[0].new_zeros(elements) for _ in range(missing)]
+        yield training
+        del kept
+
+
+def settled_peak(training: Training, highest: Callable[[], int]) -> int:
+    """The highest figure after steps until it rises no more.
+
+    The first step's is a little lower than that of the second, and by far where malloc keeps what is freed: the gaps
+    that one step leaves do not fit the next one's needs (docs/log.md).
+    """
+    peak = quiet = 0
+    for _ in range(MOST_STEPS):
+        take_step(training)
+        now = highest()
+        quiet = quiet + 1 if now < RISE * peak else 0
+        peak = max(peak, now)
+        if quiet == QUIET_STEPS:
+            break
+    return peak
+
+
+def doubling(peak: Callable[[int], int], smallest: int, most: int, room: int) -> Iterator[list[list[int]]]:
+    """Peaks (samples, bytes) at numbers of samples that double, until their growth is known well; all so far each time.
+
+    Arguments:
+        peak: measures one.
+        smallest, most: the fewest and the most samples of interest.
+        room: bytes in which the peak must stay.
+    """
+    enough = min(room // GROWTH_SHARE, GROWTH_BYTES)
+    points: list[list[int]] = []
+    batch = smallest
+    while not points or (points[-1][1] - points[0][1] < enough and batch <= most):
+        points.append([batch, peak(batch)])
+        yield points
+        batch *= 2
+
+
+def count_parts(job: Job, task: Task, smallest: int) -> Parts:
+    """Bytes by counting, and those that are kept for backward by tracing two steps of one worker per process."""
+    saved = [_saved_for_backward(job, task, batch) for batch in (smallest, 2 * smallest)]
+    with settled(job, task, smallest) as training:
+        model, workers = training.strategy.model, job.recipe.workers
+        first, last = share(training.team.rank, training.team.size, workers)
+        together = last - first if job.recipe.batch_norm == "sync" else 1
+        exchanged = 2 if training.team.size > 1 else 0  # what is received and its sum
+        vectors = together + _fold_buffers(workers, training) + accumulates(job.recipe) + exchanged
+        return Parts(
+            weights=_bytes(model.tensors().values()) + _bytes(training.best.values()),
+            gradients=vectors * _bytes(model.parameters.values()),
+            optimizer=_bytes(entry.tensor for entry in training.strategy.state()),
+            saved_per_sample=together * max(0, saved[1] - saved[0]) / smallest,
+        )
+
+
+def _saved_for_backward(job: Job, task: Task, batch: int) -> int:
+    """Bytes that one pass of one worker through the model keeps for backward; weights are not among them."""
+    norms = "worker" if job.recipe.batch_norm == "sync" else job.recipe.batch_norm
+    alone = job.recipe.replace(batch_norm=norms, micro_batch=None, schedule="constant")
+    found: dict[int, int] = {}
+    with _begun(job, task, trial_recipe(alone, batch, job.processes)) as training:
+        weights = {tensor.untyped_storage().data_ptr() for tensor in training.strategy.model.parameters.values()}
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                found[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            take_step(training)
+    return sum(found.values())
+
+
+def _begun(job: Job, task: Task, recipe: Recipe) -> Training:
+    return Training(task, recipe, job.placement, hold_out=job.recipe.selects, alone=job.processes == 1)
+
+
+def _trial_workers(job: Job) -> int:
+    """Workers whose step needs the memory of all: a few per process, or all where they run at the same time."""
+    if job.recipe.batch_norm == "sync":
+        return job.recipe.workers
+    return min(job.recipe.workers, WORKERS_OF_A_PROCESS * job.processes)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _fold_buffers(workers: int, training: Training) -> int:
+    first, last = share(training.team.rank, training.team.size, workers)
+    return fold_plan([(worker, worker + 1) for worker in range(first, last)], workers).buffers

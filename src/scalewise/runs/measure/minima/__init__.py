@@ -1,0 +1,1 @@
+"""How sharp a minimum is, and the loss between the weights of two runs."""

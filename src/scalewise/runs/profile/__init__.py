@@ -1,0 +1,1 @@
+"""Where the time of a training step goes, measured on the engine itself."""

@@ -1,0 +1,192 @@
+"""One step of a stored run, computed again, bit for bit, on this process alone."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from scalewise.engine.store import checkpoint
+from scalewise.engine.parallel.protocol import broken_parameters
+from scalewise.engine.sums.flat import wide
+from scalewise.engine.loop import Training
+from scalewise.engine.parallel.model import sha256
+from scalewise.engine.placement import DeviceName, Placement
+from scalewise.engine.store.folder import RunFolder, RunRecipe
+from scalewise.engine.parallel.protocol import WorkerStep
+from scalewise.errors import DamagedCheckpoint, NonFiniteLoss, UsageError
+from scalewise.records import Record, Step, read
+from scalewise.tasks.task import Task
+
+COMPARED = ("loss", "gradient_norm", "lr")
+
+
+@dataclass(frozen=True)
+class WorkerReplay:
+    """One worker's part of the step."""
+
+    worker: int
+    loss: float
+    weight: float
+    gradient_norm: float
+    parameters: dict[str, float]  # the norm of the gradient of each
+    hashes: dict[str, str]  # of the bytes of the gradient of each
+    not_finite: list[str]
+    samples: list[int]
+    epochs: list[int]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A step once more, and what the run recorded of it.
+
+    start: after which step the state came from a checkpoint; 0 is the start of training.
+    before, after: the hash of every parameter and buffer; `after` is empty where the step failed.
+    record, failure: what came out this time.
+    recorded: what metrics.jsonl says, of kind step or failure.
+    """
+
+    step: int
+    start: int
+    before: dict[str, str]
+    after: dict[str, str]
+    workers: list[WorkerReplay]
+    record: Step | None
+    failure: str | None
+    recorded: dict[str, Any] | None
+    exact: bool
+    problems: list[str]
+
+    @property
+    def trained_steps(self) -> int:
+        """Steps taken to get there."""
+        return self.step - 1 - self.start
+
+    @property
+    def matches(self) -> bool | None:
+        """Whether the run recorded what came out now; None where it recorded nothing of this step."""
+        if self.recorded is None:
+            return None
+        if self.record is None or self.recorded["kind"] != Step.kind:
+            return self.recorded["kind"] != Step.kind and self.recorded.get("reason") == self.failure
+        return not self.differing
+
+    @property
+    def differing(self) -> list[str]:
+        """The numbers that the run recorded otherwise."""
+        if self.record is None or self.recorded is None:
+            return []
+        pairs = {name: (getattr(self.record, name), self.recorded.get(name)) for name in COMPARED}
+        return [name for name, (now, then) in pairs.items() if then is not None and now != then]
+
+
+def replay(
+    folder: RunFolder,
+    run: RunRecipe,
+    task: Task,
+    step: int | None,
+    device: DeviceName = "auto",
+    notify: Callable[[str], None] = lambda line: None,
+) -> Replay:
+    """Compute a step of a run again.
+
+    Arguments:
+        folder, run, task: the run.
+        step: counted from 1; by default the one in which the run failed.
+        device: where.
+        notify: told what is being done.
+    """
+    recorded = recorded_steps(folder)
+    step = _chosen(step, recorded)
+    placement = Placement(device=device)
+    with Training(task, run.recipe, placement, pause_every=1, hold_out=run.hold_out, alone=True) as training:
+        if not 1 <= step <= training.cuts.total_steps:
+            raise UsageError(f"--step must be from 1 to the run's {training.cuts.total_steps} steps, got {step}")
+        problems = _restore(training, folder, step)
+        start = training.progress.step
+        where = f"the checkpoint of step {start}" if start else "the start, for there is no older checkpoint,"
+        notify(f"from {where}: {step - 1 - start} steps to train before step {step}")
+        records = training.records()
+        _advance(training, records, step - 1)
+        before = hashes(training)
+        workers = [_worker(training, one, step) for one in training.strategy.worker_steps(step - 1)]
+        record, failure = None, None
+        try:
+            record = _advance(training, records, step)
+        except NonFiniteLoss as error:
+            failure = str(error)
+        after = hashes(training) if failure is None else {}
+        exact = training.progress.exact
+    return Replay(step, start, before, after, workers, record, failure, recorded.get(step), exact, problems)
+
+
+def recorded_steps(folder: RunFolder) -> dict[int, dict[str, Any]]:
+    """What metrics.jsonl says of every step: its record, or that the run failed in it."""
+    if not folder.metrics.is_file():
+        return {}
+    return {record["step"]: record for record in read(folder.metrics) if record["kind"] in (Step.kind, "failure")}
+
+
+def hashes(training: Training) -> dict[str, str]:
+    """Of every parameter and buffer."""
+    with training.strategy.whole() as model:
+        return {name: sha256({name: tensor}) for name, tensor in model.tensors().items()}
+
+
+def _chosen(step: int | None, recorded: dict[int, dict[str, Any]]) -> int:
+    failed = [number for number, record in recorded.items() if record["kind"] == "failure"]
+    if step is None and not failed:
+        raise UsageError("--step must say which step to compute again: this run did not fail in one")
+    return failed[-1] if step is None else step
+
+
+def _restore(training: Training, folder: RunFolder, step: int) -> list[str]:
+    """Load the newest good checkpoint from before a step, if there is one; says what is wrong with others."""
+    problems = []
+    for path in checkpoint.stored(folder.checkpoints):
+        if int(path.name.removeprefix("step-")) < step:
+            try:
+                checkpoint.load(training, path, same_recipe=True)
+            except DamagedCheckpoint as error:
+                problems.append(str(error))
+            else:
+                break
+    return problems
+
+
+def _advance(training: Training, records: Iterator[Record], step: int) -> Step | None:
+    """Train until a step's record is there; none if it was before."""
+    while training.progress.step < step:
+        record = next(records, None)
+        if record is None or record.kind == "result":
+            raise UsageError(f"the run ended after step {training.progress.step}, got --step {step}; choose one before")
+        if isinstance(record, Step) and record.step == step:
+            return record
+    return None
+
+
+def _worker(training: Training, one: WorkerStep, step: int) -> WorkerReplay:
+    names = [*training.strategy.model.parameters]
+    pairs = [*zip(names, one.gradients, strict=True)]
+    norms = {name: float(wide(gradient.detach()).norm()) for name, gradient in pairs}
+    samples, epochs = training.strategy.samples_of(step - 1, one.worker)
+    total, weight = float(one.numbers[0]), float(one.numbers[1])
+    return WorkerReplay(
+        worker=one.worker,
+        loss=total / weight if weight else math.nan,
+        weight=weight,
+        gradient_norm=math.sqrt(sum(norm**2 for norm in norms.values())),
+        parameters=norms,
+        hashes={name: _hash(gradient) for name, gradient in pairs},
+        not_finite=broken_parameters(one, names),
+        samples=samples,
+        epochs=epochs,
+    )
+
+
+def _hash(gradient: Tensor) -> str:
+    return hashlib.sha256(gradient.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
