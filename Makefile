@@ -2,11 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo browser test lint format docs labs bench clean
+.PHONY: help demo browser test test-all lint format docs labs bench clean
 .DEFAULT_GOAL := help
 
 help:  ## Show the targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/'
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -18,15 +18,21 @@ help:  ## Show the targets
 demo: .venv/ready  ## One worker, then eight workers on one and on two processes: the same bytes
 	@$(BIN)/python examples/demo.py
 
-browser:  ## Chromium for the tests of the page, where it is missing and may be installed
+browser:  ## Install Chromium for the tests of the page, if it is missing
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
 	  && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y -qq --no-install-recommends chromium; } \
-	  > /dev/null 2>&1; } || echo "there is no Chromium: the tests of the page in a browser will be skipped"
+	  > /dev/null 2>&1; } || echo "Chromium is not available: tests in a browser are skipped"
 
-test: .venv/ready browser  ## All tests (CPU, at most 15 minutes on 2 cores)
-	@export GOMP_SPINCOUNT=2000; $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder || { [ $$? = 1 ] \
-	  && echo "Once more, one at a time, what failed: who passes now was disturbed by what ran beside it; look into it." \
-	  && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+# A test that fails is repeated alone, to say whether it was disturbed; it has failed all the same.
+PYTEST := GOMP_SPINCOUNT=2000 $(BIN)/python -m pytest
+REPORT = { code=$$?; [ $$code = 1 ] && echo "Repeated alone, as a report: what passes now is disturbed by its neighbours." \
+	  && $(PYTEST) --last-failed --last-failed-no-failures none; exit $$code; }
+
+test: .venv/ready  ## What everybody needs (CPU, at most 15 minutes on 2 cores)
+	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not heavy" || $(REPORT)
+
+test-all: .venv/ready browser  ## What needs heavy components: trainers, trackers, notebooks, a browser (at most 45 minutes)
+	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m heavy || $(REPORT)
 
 lint: .venv/ready  ## Format check, lint, types
 	@$(BIN)/ruff format --check .

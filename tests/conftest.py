@@ -27,12 +27,16 @@ LONGEST_FILES = (  # by what they took on 2 cores; begun first, so that none of 
     "test_docs.py", "test_cli.py", "test_labs.py", "test_parallel.py", "test_measure_memory.py", "test_exactness.py",
     "test_faults.py", "test_resume.py", "test_parity.py", "test_compare.py", "test_bench.py", "test_horovod.py",
 )  # fmt: skip
+HEAVY_FILES = ("test_adapters.py", "test_labs.py", "test_report_browser.py", "test_trackers.py")  # make test-all
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files in which few tests take long come first; the order within a file stays."""
     places = {name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    for item in items:
+        if item.path.name in HEAVY_FILES:
+            item.add_marker(pytest.mark.heavy)
 
 
 def pytest_collection_finish() -> None:

@@ -24,8 +24,8 @@ def test_an_older_run_resumes_on_other_processes(scalewise, trained):
     assert resumed["steps"] == STEPS
     records = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records if record["kind"] == "step"] == [*range(1, STEPS + 1)]
-    recipe = "--workers 4 --worker-batch 8 --threads 1 --recipe plain --processes 1 --json".split()
-    whole = scalewise("train", "linear", *recipe, "--steps", STEPS).json
+    recipe = ["--workers", 4, "--worker-batch", 8, "--threads", 1, "--recipe", "plain"]
+    whole = scalewise("train", "linear", *recipe, "--steps", STEPS, "--processes", 1, "--json").json
     assert whole["test"]["loss"] == pytest.approx(resumed["test"]["loss"], rel=1e-5)
     if json.loads((trained / "env.json").read_text()) == json.loads((FOLDERS / "trained" / "env.json").read_text()):
         assert resumed["weights_sha256"] == whole["weights_sha256"]
