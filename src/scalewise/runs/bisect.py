@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scalewise.files import read_json
-from scalewise.engine.store import checkpoint
 from scalewise.engine.parallel.model import sha256
-from scalewise.runs.replay import Replay, recorded_steps
+from scalewise.engine.store import checkpoint
 from scalewise.engine.store.folder import RunFolder, RunRecipe, stored_environment
 from scalewise.errors import DamagedCheckpoint
+from scalewise.files import read_json
 from scalewise.recipe import Recipe
+from scalewise.runs.replay import Replay, recorded_steps
 
 Stage = Literal["start", "samples", "loss", "gradient", "update"]
 TIMES = ("seconds", "input_seconds", "samples_per_second")

@@ -5,17 +5,17 @@ power law, and at last what no amount of data removes.
 """
 
 from __future__ import annotations
+
+import csv
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
-from scalewise.stats.learning_curve import (LEAST_SIZES, Interval, LearningCurve, fit)
-import csv
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-from scalewise.files import read_bytes
+from typing import Any, Literal
+
 from scalewise.errors import DataError
+from scalewise.files import read_bytes
+from scalewise.stats.learning_curve import LEAST_SIZES, Interval, LearningCurve, fit
 
 AHEAD = (2, 4, 10)  # times the largest size seen
 

@@ -63,11 +63,11 @@ def known_with_measured(
 ) -> Known:
     """The records, with what they do not hold measured here; that stands in the plan's folder, for other plans too."""
     from scalewise.engine.store.folder import RunFolder
+    from scalewise.plan.records import read_records
     from scalewise.runs.measure import wanted as folders
     from scalewise.runs.measure.measured import measured
     from scalewise.runs.measure.minima.trained import train_in
     from scalewise.runs.measure.wanted import Wanted
-    from scalewise.plan.records import read_records
 
     memory = request.hardware.memory_bytes
     gaps = assembling.missing(facts, run.recipe, known, request.target, memory)
@@ -102,10 +102,10 @@ def announcement(gaps: Collection[Gap], link: bool, from_records: bool) -> str:
 
 def _measured_link(request: Request, folder: Path, view: MeasureView) -> Known:
     """The link between processes of this machine, as `bench collectives` measures it, kept in the plan's folder."""
-    from scalewise.plan import links
-    from scalewise.runs.bench.collectives import collectives
     from scalewise.cli.bench import chosen_device
+    from scalewise.plan import links
     from scalewise.plan.records import Known
+    from scalewise.runs.bench.collectives import collectives
 
     device = chosen_device(request.device, LINK_PROCESSES)
     with view.live():

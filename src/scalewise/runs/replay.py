@@ -10,14 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from scalewise.engine.store import checkpoint
-from scalewise.engine.parallel.protocol import broken_parameters
-from scalewise.engine.sums.flat import wide
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
+from scalewise.engine.parallel.protocol import WorkerStep, broken_parameters
 from scalewise.engine.placement import DeviceName, Placement
+from scalewise.engine.store import checkpoint
 from scalewise.engine.store.folder import RunFolder, RunRecipe
-from scalewise.engine.parallel.protocol import WorkerStep
+from scalewise.engine.sums.flat import wide
 from scalewise.errors import DamagedCheckpoint, NonFiniteLoss, UsageError
 from scalewise.records import Record, Step, read
 from scalewise.tasks.task import Task

@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import Subset
 
 from scalewise.engine.data import streams
+from scalewise.engine.data.samples import TensorSamples, open_samples
 from scalewise.engine.placement import DeviceName
 from scalewise.engine.store.folder import RunFolder, RunRecipe
-from scalewise.engine.data.samples import TensorSamples, open_samples
 from scalewise.errors import TaskError
-from scalewise.runs.measure.minima.trained import train_in
 from scalewise.recipe import Derived
+from scalewise.runs.measure.minima.trained import train_in
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task
 

@@ -11,28 +11,27 @@ hardware's and does not fall with the number of processes by itself (github.com/
 """
 
 from __future__ import annotations
+
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
-from scalewise.stats.timing import Cost, Estimate, fit
-from scalewise.runs.bench.jobs import Job, taking_turns
-from scalewise.stats.timing import rounds
-from scalewise.runs.bench.machine import Topology, topology
-from scalewise.runs.bench.work import Start
-from scalewise.engine.placement import DeviceName
-from scalewise.plan.links import Link
-from scalewise.stats.timing import median_interval
-from collections.abc import Callable
-from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from scalewise.engine.placement import DeviceName, Placement
+from scalewise.engine.processes.team import Team, all_gather
 from scalewise.engine.sums import reductions
 from scalewise.engine.sums.flat import FlatLayout
-from scalewise.engine.placement import Placement
-from scalewise.engine.processes.team import Team, all_gather
+from scalewise.plan.links import Link
+from scalewise.runs.bench.jobs import Job, taking_turns
+from scalewise.runs.bench.machine import Topology, topology
+from scalewise.runs.bench.work import Start
+from scalewise.stats.timing import Cost, Estimate, fit, median_interval, rounds
+
 if TYPE_CHECKING:
     from scalewise.engine.processes.team import Team
 

@@ -6,23 +6,20 @@ fixed_host + unit_host · work(n)  ≥  fixed_device + unit_device · work(n) + 
 """
 
 from __future__ import annotations
+
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-import torch
-from scalewise.runs.bench.cnn import Trained, trained
-from scalewise.stats.timing import Cost, fit
-from scalewise.runs.bench.operations import (OPERATIONS, TRANSFERS, Operation, Run)
-from scalewise.runs.bench.machine import Place, missing, places
-from scalewise.stats.timing import rounds
-from scalewise.runs.bench.machine import Topology, topology
-from scalewise.stats.timing import median_interval
-from scalewise.runs.measure.throughput import matrix_product_peak, timed
-from collections.abc import Callable
-from dataclasses import dataclass
+
 import numpy as np
-from scalewise.stats.timing import Cost
+import torch
+
+from scalewise.runs.bench.cnn import Trained, trained
+from scalewise.runs.bench.machine import Place, Topology, missing, places, topology
+from scalewise.runs.bench.operations import OPERATIONS, TRANSFERS, Operation, Run
+from scalewise.runs.measure.throughput import matrix_product_peak, timed
+from scalewise.stats.timing import Cost, fit, median_interval, rounds
 
 MOST_ROUNDS, SECONDS, QUICK_SECONDS = 15, 20.0, 5.0  # of operations; training takes as long again
 ROUND_SECONDS = 0.01  # of one operation in one round, or once if that takes longer

@@ -20,11 +20,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from scalewise.engine.processes.last_words import OUTCOME, reason
+from scalewise.engine.processes.launch import LAUNCHER
+from scalewise.errors import PlacementError, ScalewiseError
 from scalewise.runs.bench.hosts import Host, hosts
 from scalewise.runs.bench.work import SOCKET, Start
-from scalewise.engine.processes.launch import LAUNCHER
-from scalewise.engine.processes.last_words import OUTCOME, reason
-from scalewise.errors import PlacementError, ScalewiseError
 from scalewise.runs.measure.memory.children import JOB_VARIABLES
 
 START_SECONDS = 180.0

@@ -15,9 +15,9 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from scalewise.runs.bench.work import Start
-from scalewise.engine.processes.launch import LAUNCHER, end_with_launcher
 from scalewise.engine.processes.fork_server import prepared, starting_from
+from scalewise.engine.processes.launch import LAUNCHER, end_with_launcher
+from scalewise.runs.bench.work import Start
 
 CODES = "codes-{node}.json"
 END_SECONDS = 5

@@ -1,17 +1,19 @@
 """What the machine tells about itself: cores, sockets, memory nodes, and how GPUs are connected."""
 
 from __future__ import annotations
+
 import os
 import platform
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
-from pathlib import Path
-from scalewise.engine.placement import available_cores
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
+
 from scalewise.engine.placement import DeviceName, available_cores
 
 SYSTEM = Path("/sys/devices/system")

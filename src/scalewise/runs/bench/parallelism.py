@@ -17,16 +17,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from scalewise.runs.bench.payload import (KINDS, Kind, Payload, Traffic)
 from scalewise.engine.loop import Training
-from scalewise.engine.processes.memory import held
-from scalewise.engine.placement import DeviceName, Placement
 from scalewise.engine.parallel.protocol import HeldBytes
+from scalewise.engine.placement import DeviceName, Placement
+from scalewise.engine.processes.memory import forget_peak, held, release_freed
 from scalewise.engine.processes.team import Team
 from scalewise.errors import UsageError
 from scalewise.plan.links import Link
-from scalewise.engine.processes.memory import forget_peak, release_freed
 from scalewise.recipe import Recipe
+from scalewise.runs.bench.payload import KINDS, Kind, Payload, Traffic
 from scalewise.tasks.task import Task
 
 COMPARED_STEPS = 3

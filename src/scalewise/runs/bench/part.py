@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from scalewise.runs.bench.work import SOCKET, Start
 from scalewise.engine.processes.failures import translated
-from scalewise.engine.processes.launch import end_with_launcher
 from scalewise.engine.processes.last_words import leave_outcome
+from scalewise.engine.processes.launch import end_with_launcher
 from scalewise.engine.processes.pool import speak_into
 from scalewise.engine.processes.team import Team, joined
 from scalewise.errors import LostContact, ScalewiseError
+from scalewise.runs.bench.work import SOCKET, Start
 
 
 def main(folder: Path) -> None:

@@ -10,23 +10,23 @@ clock does not see it: there all of it is in the rest.
 """
 
 from __future__ import annotations
+
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from scalewise.engine.placement import Placement
+from scalewise.recipe import Recipe
 from scalewise.runs.bench.jobs import Job, taking_turns
-from scalewise.stats.timing import rounds
 from scalewise.runs.bench.machine import Topology, topology
 from scalewise.runs.bench.work import Start
-from scalewise.engine.placement import Placement
-from scalewise.stats.timing import median_interval
-from scalewise.recipe import Recipe
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from scalewise.stats.timing import median_interval, rounds
+
 if TYPE_CHECKING:
     from scalewise.engine.loop import Training
     from scalewise.engine.processes.team import Team

@@ -1,28 +1,23 @@
 """A comparison in progress: what is to be run, what has come out of it, and what that makes of the table."""
 
 from __future__ import annotations
-from dataclasses import dataclass, field
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from scalewise.errors import Failed, RunFolderError, UsageError
+from scalewise.files import read_json
+from scalewise.records import finite, write_atomically
 from scalewise.runs.compare import table
-from scalewise.runs.compare.jobs import (Failure, Job, Message, Outcome)
+from scalewise.runs.compare.jobs import Failure, Job, Message, Outcome, Progress
 from scalewise.runs.compare.rows import Line, Skipped
 from scalewise.runs.compare.table import Metric, Row
-from scalewise.errors import Failed, UsageError
-import json
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from scalewise.files import read_json
-from scalewise.errors import RunFolderError
-from scalewise.records import finite, write_atomically
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from scalewise.runs.compare.jobs import Job, Outcome
-from scalewise.runs.compare.rows import Line
-from scalewise.runs.compare.table import Metric
-import time
-from collections.abc import Callable, Sequence
-from scalewise.runs.compare.jobs import (Job, Message, Outcome, Progress)
+
 
 @dataclass
 class Comparison:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import field
 from typing import TYPE_CHECKING
+
 from scalewise.engine.processes.pool import Stop
 from scalewise.errors import ScalewiseError
 
@@ -15,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalewise.runs.compare.rows import Line
 from scalewise.engine.placement import DeviceName
 from scalewise.recipe import Recipe
+from scalewise.runs.compare.rows import Line
 
 
 @dataclass(frozen=True)

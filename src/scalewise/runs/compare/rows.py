@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scalewise.errors import RecipeError, UsageError
-from scalewise.recipe import (ADAPTIVE, USUAL_LR, Recipe, RecipeMode, fitting_rule, fitting_warmup)
+from scalewise.recipe import ADAPTIVE, USUAL_LR, Recipe, RecipeMode, fitting_rule, fitting_warmup
 
 LARGEST_GHOST_BATCH = 32  # samples: Hoffer et al. 2017 find groups of 16 to 128 alike; 32 is most tasks' worker batch
 SWEEP_ROWS = ("naive", "auto")

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalewise.runs.compare.jobs import Outcome
 from scalewise.runs.compare.rows import Line, Skipped
-from scalewise.stats.seeds import (Difference, Spread, paired_difference, spread)
+from scalewise.stats.seeds import Difference, Spread, paired_difference, spread
 
 # Metrics between 0 and 1 whose complement is an error.
 SHARES = ("accuracy",)

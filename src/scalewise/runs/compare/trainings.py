@@ -1,33 +1,32 @@
 """One run of a comparison, in the process that trains it: a run folder as `scalewise train` makes it."""
 
 from __future__ import annotations
+
 import dataclasses
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
 from torch import nn
+
 from scalewise import records
-from scalewise.runs.compare.jobs import (Failure, Job, Outcome, Progress, Setup, Stopped)
-from scalewise.runs.compare.rows import Facts
-from scalewise.engine.data import streams
 from scalewise.engine.auto import complete
-from scalewise.engine.store.checkpoint import load_newest
-from scalewise.engine.processes.failures import translated
+from scalewise.engine.data import streams
+from scalewise.engine.data.samples import open_samples
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
+from scalewise.engine.processes.failures import translated
 from scalewise.engine.processes.pool import Stop
-from scalewise.engine.store.folder import (RunFolder, RunRecipe, begin, check_same, read_recipe, stored_records)
-from scalewise.engine.data.samples import open_samples
-from scalewise.errors import (Interrupted, NonFiniteLoss, ScalewiseError, TaskError)
+from scalewise.engine.store.checkpoint import load_newest
+from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, check_same, read_recipe, stored_records
+from scalewise.errors import Interrupted, NonFiniteLoss, ScalewiseError, TaskError
 from scalewise.recipe import Derived, Recipe
+from scalewise.runs.compare.jobs import Failure, Job, Outcome, Progress, Setup, Stopped
+from scalewise.runs.compare.rows import Facts
 from scalewise.tasks.load import settings_of
 from scalewise.tasks.task import Task
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
-from scalewise.runs.compare.jobs import (Failure, Job, Message, Outcome, Setup, Stopped)
-from scalewise.errors import ScalewiseError
+
 if TYPE_CHECKING:
     from scalewise.tasks.task import Task
 
@@ -153,5 +152,3 @@ def curve(folder: RunFolder, task: Task) -> list[tuple[float, float, float | Non
 def _point(record: dict[str, Any], metric: str) -> tuple[float, float, float | None]:
     validation = record["validation"]
     return record["epoch"], record["train"].get(metric), None if validation is None else validation.get(metric)
-
-

@@ -21,14 +21,13 @@ from torch import Tensor
 
 from scalewise.engine.data import streams
 from scalewise.engine.data.feed import fetched, placed
-from scalewise.engine.sums.flat import in_memory_order
 from scalewise.engine.data.loaders import Request
-from scalewise.engine.loop import Training
 from scalewise.engine.data.samples import Augmented, Samples
+from scalewise.engine.loop import Training
 from scalewise.engine.parallel.workers import precision
-from scalewise.stats.noise_scale import NoiseEstimate, ratio_of_means
+from scalewise.engine.sums.flat import in_memory_order
+from scalewise.stats.noise_scale import SAME, NoiseEstimate, ratio_of_means
 from scalewise.stats.precondition import preconditioner
-from scalewise.stats.noise_scale import SAME
 
 BLOCKS = 16
 AGAIN_GROUPS = 16  # seen twice where something is drawn anew

@@ -10,23 +10,30 @@ from pathlib import Path
 from typing import get_args
 
 from scalewise.engine.placement import Placement
-from scalewise.engine.store.folder import RunFolder, RunRecipe
 from scalewise.engine.processes.memory import is_shortage, tells_of_shortage
-from scalewise.errors import (RunFolderError, ScalewiseError, TargetMissed, TooLittleMemory)
+from scalewise.engine.store.folder import RunFolder, RunRecipe
+from scalewise.errors import RunFolderError, ScalewiseError, TargetMissed, TooLittleMemory
+from scalewise.recipe import Recipe
 from scalewise.runs.measure.critical.branch import SEEDS as BRANCH_SEEDS
-from scalewise.runs.measure.critical.branch import (BranchReport, Plan, branch, single)
-from scalewise.runs.measure.critical.sweep import (MOST_SEEDS, SweepReport, check_ladder, default_ladder, sweep, training_samples)
+from scalewise.runs.measure.critical.branch import BranchReport, Plan, branch, single
+from scalewise.runs.measure.critical.sweep import (
+    MOST_SEEDS,
+    SweepReport,
+    check_ladder,
+    default_ladder,
+    sweep,
+    training_samples,
+)
 from scalewise.runs.measure.critical.sweep import SEEDS as SWEEP_SEEDS
 from scalewise.runs.measure.measurement import Measurement, Minimum
 from scalewise.runs.measure.memory.largest import largest_worker_batch
 from scalewise.runs.measure.minima.landscape import line, plane
 from scalewise.runs.measure.minima.sharpness import SUBSPACE, sharpness
-from scalewise.runs.measure.minima.trained import train_in
 from scalewise.runs.measure.minima.surface import StoredWeights, stored_weights
+from scalewise.runs.measure.minima.trained import train_in
 from scalewise.runs.measure.noise import check_groups, measure_noise
 from scalewise.runs.measure.throughput import throughput
 from scalewise.runs.measure.wanted import RANDOM, Part, Wanted
-from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 
 Notify = Callable[[str], None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from scalewise.recipe import Recipe
 from scalewise.runs.measure.critical.branch import BranchReport
-from scalewise.stats.critical_batch import (CriticalBatch, agreement, from_noise, overlap)
 from scalewise.runs.measure.critical.sweep import SweepReport
 from scalewise.runs.measure.efficiency import Efficiency, counts, efficiency
 from scalewise.runs.measure.memory.largest import MemoryReport
@@ -14,7 +14,7 @@ from scalewise.runs.measure.minima.landscape import Line, Plane
 from scalewise.runs.measure.minima.sharpness import SharpnessReport
 from scalewise.runs.measure.noise import NoiseReport
 from scalewise.runs.measure.throughput import ThroughputReport
-from scalewise.recipe import Recipe
+from scalewise.stats.critical_batch import CriticalBatch, agreement, from_noise, overlap
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from scalewise.engine.data import streams
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import DeviceName, Placement
 from scalewise.errors import TaskError
-from scalewise.runs.measure.frozen import (BLOCKS, GroupGradients, PooledNoise, Table, estimate, preconditioners)
-from scalewise.stats.noise_scale import (ENOUGH_RATIO, NoiseEstimate, rounded_up, trapezoid_weights, weighted_mean)
-from scalewise.stats.interval import Interval
 from scalewise.recipe import Recipe
+from scalewise.runs.measure.frozen import BLOCKS, GroupGradients, PooledNoise, Table, estimate, preconditioners
+from scalewise.stats.interval import Interval
+from scalewise.stats.noise_scale import ENOUGH_RATIO, NoiseEstimate, rounded_up, trapezoid_weights, weighted_mean
 from scalewise.tasks.task import Task
 
 LEAST_STEPS = 20  # of a training, to look at it in between

@@ -20,17 +20,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from scalewise.engine.data.feed import placed
-from scalewise.engine.loop import Training
-from scalewise.engine.processes.memory import STATUS, free_memory, held
-from scalewise.engine.numerics import numerics
-from scalewise.engine.placement import Placement, available_cores
 from scalewise.engine.data.samples import open_samples
-from scalewise.engine.processes.memory import is_shortage
-from scalewise.engine.processes.team import choose_device
+from scalewise.engine.loop import Training
+from scalewise.engine.numerics import numerics
 from scalewise.engine.parallel.workers import precision
-from scalewise.runs.measure.memory.steps import smallest_batch, take_step, trial_recipe
-from scalewise.stats.timing import (Knee, Rate, find_knee, rate)
+from scalewise.engine.placement import Placement, available_cores
+from scalewise.engine.processes.memory import STATUS, free_memory, held, is_shortage
+from scalewise.engine.processes.team import choose_device
 from scalewise.recipe import Recipe, resolve
+from scalewise.runs.measure.memory.steps import smallest_batch, take_step, trial_recipe
+from scalewise.stats.timing import Knee, Rate, find_knee, rate
 from scalewise.tasks.task import Task
 
 Notify = Callable[[str], None]

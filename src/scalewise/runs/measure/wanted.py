@@ -1,18 +1,17 @@
 """What is to be measured."""
 
 from __future__ import annotations
+
+import json
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, get_args
-from scalewise.engine.placement import DeviceName
-from scalewise.errors import UsageError
-import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from scalewise.engine.placement import DeviceName
+from scalewise.errors import RunFolderError, UsageError
 from scalewise.files import read_json
-from scalewise.errors import RunFolderError
 from scalewise.records import finite, write_atomically
 
 Part = Literal["noise", "memory", "throughput"]

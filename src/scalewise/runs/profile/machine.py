@@ -1,17 +1,19 @@
 """The processor time and the memory of this process as a profile goes on, looked at by a thread from time to time."""
 
 from __future__ import annotations
+
+import itertools
+import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
 import torch
+
 from scalewise.engine.processes.memory import STATUS, held
-import itertools
-import statistics
-from collections.abc import Iterator, Sequence
 from scalewise.runs.profile.profile import Point, Usage
 
 LOOK_SECONDS = 0.1

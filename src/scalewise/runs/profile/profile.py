@@ -11,9 +11,10 @@ waited for it.
 """
 
 from __future__ import annotations
+
 from dataclasses import asdict, dataclass
-from typing import Any
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
 
 @dataclass(frozen=True)
 class PhaseRow:

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from scalewise.engine.data.samples import (Augmented, DatasetSamples, Samples, Subset)
-from scalewise.runs.profile.spans import (Label, Recorder, Segment, segments)
+from scalewise.engine.data.samples import Augmented, DatasetSamples, Samples, Subset
+from scalewise.runs.profile.spans import Label, Recorder, Segment, segments
 from scalewise.tasks.task import Batch
 
 READ, TO_MEMORY, PREPROCESS = Label("read"), Label("transport to memory"), Label("preprocess")

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 from scalewise.engine.loop import Training
+from scalewise.records import Record, Step
 from scalewise.runs.profile.machine import Look, looking
 from scalewise.runs.profile.probes import Probes, device_clock
 from scalewise.runs.profile.reading import Loader, read_loaders
 from scalewise.runs.profile.spans import Lane, Recorder
 from scalewise.runs.profile.wire import Flight
-from scalewise.records import Record, Step
 
 Times = list[tuple[float, float]]  # (wall, processor) seconds of steps
 Notify = Callable[[str], None]

@@ -6,8 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from scalewise.runs.profile.profile import OTHER, PHASES
-from scalewise.runs.profile.profile import (Communication, InFlight, LayerRow, PhaseRow, Piece)
+from scalewise.runs.profile.profile import OTHER, PHASES, Communication, InFlight, LayerRow, PhaseRow, Piece
 from scalewise.runs.profile.session import Notes, StepNotes
 from scalewise.runs.profile.spans import Segment, segments
 

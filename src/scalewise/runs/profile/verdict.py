@@ -5,8 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scalewise.runs.profile.profile import (COMPUTING, INPUT, OTHER, READING, UPDATING)
-from scalewise.runs.profile.profile import (LayerRow, PhaseRow, ProcessRow, Setting)
+from scalewise.runs.profile.profile import (
+    COMPUTING,
+    INPUT,
+    OTHER,
+    READING,
+    UPDATING,
+    LayerRow,
+    PhaseRow,
+    ProcessRow,
+    Setting,
+)
 
 DISTURBED = 0.2  # of the time, in which the step could not have a core
 UNEVEN = 1.25  # processes whose own work takes so much longer hold the others up

@@ -21,11 +21,11 @@ from scipy.special import stdtrit
 
 from scalewise import schedules
 from scalewise.errors import TargetMissed, UsageError
+from scalewise.recipe import Recipe, fitting_rule
 from scalewise.runs.measure.critical.laboratory import Laboratory, Notify, silent
-from scalewise.stats.critical_batch import CriticalBatch
 from scalewise.runs.measure.critical.sweep import training_samples
 from scalewise.runs.measure.critical.trials import Branch, Curve, Trial
-from scalewise.recipe import Recipe, fitting_rule
+from scalewise.stats.critical_batch import CriticalBatch
 from scalewise.tasks.task import Task
 
 TOLERANCE = 0.01  # of a loss of 1 or more, as in the paper, where losses are 2 to 4 nats …

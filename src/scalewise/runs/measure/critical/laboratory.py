@@ -13,11 +13,11 @@ from typing import Self
 
 import torch
 
-from scalewise.engine.processes.failures import translated
 from scalewise.engine.placement import available_cores
+from scalewise.engine.processes.failures import translated
 from scalewise.engine.processes.pool import Pool, Stop
 from scalewise.errors import Failed, Interrupted, ScalewiseError
-from scalewise.runs.measure.critical.trials import (Curve, Trial, follow, stored)
+from scalewise.runs.measure.critical.trials import Curve, Trial, follow, stored
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Origin, Task
 

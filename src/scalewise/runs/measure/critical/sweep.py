@@ -31,13 +31,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from scalewise.engine.data import streams
 from scalewise.engine.data.samples import hold_out, open_samples
 from scalewise.errors import TargetMissed, UsageError
-from scalewise.runs.measure.critical import rates
-from scalewise.runs.measure.critical.trials import evaluation_steps, smoothed
-from scalewise.runs.measure.critical.laboratory import Laboratory, Notify, silent
-from scalewise.stats.critical_batch import (CriticalBatch, HeldOut, Law, fit_law, held_out_one_by_one)
-from scalewise.runs.measure.critical.rates import Tried
-from scalewise.runs.measure.critical.trials import Curve, Trial
 from scalewise.recipe import Recipe
+from scalewise.runs.measure.critical import rates
+from scalewise.runs.measure.critical.laboratory import Laboratory, Notify, silent
+from scalewise.runs.measure.critical.rates import Tried
+from scalewise.runs.measure.critical.trials import Curve, Trial, evaluation_steps, smoothed
+from scalewise.stats.critical_batch import CriticalBatch, HeldOut, Law, fit_law, held_out_one_by_one
 from scalewise.tasks.task import Task
 
 SEEDS = 5  # at least

@@ -10,26 +10,28 @@ large global batch, so that curves of very different lengths are treated alike.
 """
 
 from __future__ import annotations
+
 import json
 import math
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
 import numpy as np
 import torch
-from scalewise.engine.store import checkpoint
+
+from scalewise.engine.data.samples import Samples, Subset
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
 from scalewise.engine.processes.pool import Stop
-from scalewise.engine.data.samples import Samples, Subset
+from scalewise.engine.store import checkpoint
 from scalewise.errors import Interrupted, NonFiniteLoss, RunFolderError
 from scalewise.recipe import Recipe
 from scalewise.records import Step, write_atomically
 from scalewise.tasks.task import Task
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 VALIDATION_SAMPLES = 1024  # at most: a fixed choice of them, the same for every trial, so its noise is common to all
 STATISTICS_SAMPLES = 1024  # for batch norm in each of many evaluations; a training's own take four times as many

@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from scalewise.engine.processes.memory import LARGE_BLOCK
 from scalewise.engine.placement import Placement
-from scalewise.engine.processes.memory import tells_of_shortage
+from scalewise.engine.processes.memory import LARGE_BLOCK, tells_of_shortage
 from scalewise.errors import Failed, ProcessFailed, TaskError
-from scalewise.runs.measure.memory.jobs import (JOB, Job, Note, notes_in)
 from scalewise.recipe import Recipe
+from scalewise.runs.measure.memory.jobs import JOB, Job, Note, notes_in
 from scalewise.tasks.task import Origin, Task
 
 SIGNALS_OF_SHORTAGE = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)

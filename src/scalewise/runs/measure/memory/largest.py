@@ -12,24 +12,25 @@ gaps that the allocator cannot use) is what measured peaks at small worker batch
 """
 
 from __future__ import annotations
+
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
-from scalewise.engine.processes.memory import Free, free_memory
-from scalewise.engine.placement import (Placement, available_cores, check_processes, loader_processes)
+
+import numpy as np
+
 from scalewise.engine.data.samples import open_samples
+from scalewise.engine.placement import Placement, available_cores, check_processes, loader_processes
+from scalewise.engine.processes.memory import Free, free_memory
 from scalewise.engine.processes.team import choose_device
 from scalewise.errors import PlacementError, TooLittleMemory
+from scalewise.recipe import Recipe, resolve
 from scalewise.runs.measure.memory.budget import show_bytes
 from scalewise.runs.measure.memory.children import Children
 from scalewise.runs.measure.memory.cuda import OnDevice, free_on_device
 from scalewise.runs.measure.memory.jobs import Job, Note, Parts
-from scalewise.recipe import Recipe, resolve
 from scalewise.tasks.task import Task
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-import numpy as np
 
 Notify = Callable[[str], None]
 SPARE = 0.02  # of the room on a CPU: the same training needs now a little more, now a little less

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from scalewise.engine.data import streams
 from scalewise.engine.loop import Training
 from scalewise.engine.sums.tree import fold_plan, share
-from scalewise.runs.measure.memory.jobs import Job, Parts
 from scalewise.recipe import Recipe
+from scalewise.runs.measure.memory.jobs import Job, Parts
 from scalewise.tasks.task import Task
 
 WORKERS_OF_A_PROCESS = 2  # in a trial: they run one after another, so that a third one needs no more memory

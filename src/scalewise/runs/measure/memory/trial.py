@@ -20,14 +20,12 @@ import torch
 import torch.distributed as dist
 
 from scalewise.engine.processes.failures import translated
-from scalewise.engine.processes.memory import held
-from scalewise.engine.processes.memory import is_shortage
+from scalewise.engine.processes.memory import allow, forget_peak, held, is_shortage, release_freed, stand_in_front
 from scalewise.engine.processes.team import joined
 from scalewise.errors import LostContact, ScalewiseError, TaskError
+from scalewise.records import write_atomically
 from scalewise.runs.measure.memory import steps
 from scalewise.runs.measure.memory.jobs import JOB, Job, Note
-from scalewise.engine.processes.memory import (allow, forget_peak, release_freed, stand_in_front)
-from scalewise.records import write_atomically
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Origin, Task
 

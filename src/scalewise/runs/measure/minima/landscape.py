@@ -21,9 +21,9 @@ import torch
 
 from scalewise.engine.data import streams
 from scalewise.engine.placement import DeviceName
-from scalewise.runs.measure.minima.surface import (SAMPLES, Surface, Weights, opened)
 from scalewise.recipe import Recipe
 from scalewise.records import finite
+from scalewise.runs.measure.minima.surface import SAMPLES, Surface, Weights, opened
 from scalewise.tasks.task import Task
 
 LINE = tuple(np.linspace(-1, 2, 25).tolist())

@@ -22,8 +22,8 @@ from scipy.optimize import Bounds, minimize
 from scalewise.engine.data import streams
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import NonFiniteLoss
-from scalewise.runs.measure.minima.surface import SAMPLES, Weights, opened
 from scalewise.recipe import Recipe
+from scalewise.runs.measure.minima.surface import SAMPLES, Weights, opened
 from scalewise.tasks.task import Task
 
 EPSILONS = (1e-3, 5e-4)

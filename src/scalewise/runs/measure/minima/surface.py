@@ -1,32 +1,32 @@
 """The loss as a function of all weights at once, on samples that do not change: what a minimum looks like."""
 
 from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-import numpy as np
-import torch
-from torch import Tensor
-from scalewise.engine.data import streams
-from scalewise.engine.evaluate import means
-from scalewise.engine.data.feed import placed
-from scalewise.engine.parallel.model import PlacedModel
-from scalewise.engine.numerics import numerics
-from scalewise.engine.placement import DeviceName, available_cores
-from scalewise.engine.data.samples import Samples, open_samples
-from scalewise.engine.evaluate import recomputed, recomputes
-from scalewise.engine.processes.team import Team, alone
-from scalewise.engine.parallel.workers import precision
-from scalewise.errors import TaskError
-from scalewise.recipe import Recipe, resolve
-from scalewise.tasks.task import (Batch, Data, Loss, MeanLoss, Task)
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from torch import Tensor
+
+from scalewise.engine.data import streams
+from scalewise.engine.data.feed import placed
+from scalewise.engine.data.samples import Samples, open_samples
+from scalewise.engine.evaluate import means, recomputed, recomputes
+from scalewise.engine.numerics import numerics
+from scalewise.engine.parallel.model import PlacedModel, sha256
+from scalewise.engine.parallel.workers import precision
+from scalewise.engine.placement import DeviceName, available_cores
+from scalewise.engine.processes.team import Team, alone
 from scalewise.engine.store import checkpoint
-from scalewise.engine.parallel.model import sha256
 from scalewise.engine.store.folder import RunFolder, RunRecipe, read_recipe
-from scalewise.errors import CheckpointError, RunFolderError
+from scalewise.errors import CheckpointError, RunFolderError, TaskError
+from scalewise.recipe import Recipe, resolve
+from scalewise.tasks.task import Batch, Data, Loss, MeanLoss, Task
 
 SAMPLES = 1024  # of each part of the data, the same for every run and seed, so that runs can be compared
 BATCH = 256  # samples at once, at least

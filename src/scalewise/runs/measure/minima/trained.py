@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scalewise.engine.store.checkpoint import load_newest
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import DeviceName, Placement
-from scalewise.engine.store.folder import (RunFolder, RunRecipe, begin, check_same, read_recipe, stored_records)
+from scalewise.engine.store.checkpoint import load_newest
+from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, check_same, read_recipe, stored_records
 from scalewise.tasks.task import Task
 
 
