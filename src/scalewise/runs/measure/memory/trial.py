@@ -1,7 +1,7 @@
 """A process that tries worker batches under a limit on its memory, and notes how far it comes.
 
-Run as `python -m scalewise.runs.measure.memory.trial FOLDER`, alone or by torchrun. FOLDER holds the job; the notes go there
-too, one file per process, written whenever something is known: they tell what happened even of a process killed.
+Run as `python -m scalewise.runs.measure.memory.trial FOLDER`, alone or by torchrun. FOLDER holds the job; notes go
+there, one file per process, written whenever something is known: they tell what happened even of a process killed.
 """
 
 from __future__ import annotations
