@@ -124,6 +124,7 @@ def collectives(
         from scalewise.runs.bench.collectives import SIZES
         from scalewise.runs.bench.collectives import collectives as measure
         from scalewise.runs.bench.jobs import check_counts
+        from scalewise.runs.bench.machine import chosen_device
 
         counts = _whole_numbers(processes or ",".join(map(str, _powers_of_two())), "--processes")
         check_counts(counts, 2, hosts)
@@ -223,6 +224,7 @@ def scaling(
     options = Options(out, json, quiet)
     with _benching(options):
         from scalewise.runs.bench.jobs import check_counts
+        from scalewise.runs.bench.machine import chosen_device
         from scalewise.runs.bench.scaling import TrainingWork, default_workers
         from scalewise.runs.bench.scaling import scaling as measure
         from scalewise.tasks.load import load_task
@@ -337,17 +339,3 @@ def _check_workers(workers: int, mode: Mode, processes: int) -> None:
     least = processes if mode == "strong" else 1
     if workers < least:
         raise RecipeError(f"workers must be at least {least} here, got {workers}; raise --workers")
-
-
-def chosen_device(device: DeviceName, processes: int) -> DeviceName:
-    """The kind of device, for so many processes; `auto` takes CUDA where each of them gets a device."""
-    import torch
-
-    from scalewise.engine.processes.team import choose_device
-
-    if device == "auto":
-        return "cuda" if torch.cuda.device_count() >= processes else "cpu"
-    choose_device(device, 0 if device != "cuda" else processes - 1)
-    if device == "mps" and processes > 1:
-        raise PlacementError("several processes cannot share MPS; use --device cpu")
-    return device

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from scalewise.cli import compare_views as views
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, leave_page, recipe_flags, resumed_folder
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
 from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.engine.processes.pool import Pool
 from scalewise.errors import Failed, Interrupted, ScalewiseError, UsageError
@@ -28,6 +28,7 @@ from scalewise.runs.compare.comparison import Comparison, Request
 from scalewise.runs.compare.jobs import Comparing, Job, Message, Outcome, Setup
 from scalewise.runs.compare.rows import chosen_rows, chosen_workers, lines
 from scalewise.runs.compare.table import Metric
+from scalewise.runs.request import compiles, resumed_folder
 
 if TYPE_CHECKING:
     from scalewise.runs.compare.rows import Facts

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from scalewise.cli import forecast_view as views
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags, resumed_folder, single_recipe
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
 from scalewise.cli.measure_view import MeasureView
 from scalewise.cli.views import console
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import DataError, ScalewiseError, TargetMissed, UsageError
 from scalewise.files import read_json
+from scalewise.runs.request import resumed_folder, single_recipe
 
 if TYPE_CHECKING:
     from scalewise.engine.store.folder import RunRecipe

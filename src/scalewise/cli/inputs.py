@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from cyclopts import Group, Parameter
 from rich.console import Console
 
 from scalewise.cli import views
-from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.errors import RunFolderError
-from scalewise.recipe import Derived, Recipe, resolve
+from scalewise.recipe import Recipe
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -76,35 +74,6 @@ def download(task_spec: str, data: Path | None, quiet: bool) -> None:
             sources.read(source, data, view.show)
 
 
-def resumed_folder(resume: str | None, out: Path | None, name: str, file: str) -> Path | None:
-    """The folder that --resume names, if it names one: a folder, or `auto` for --out or the newest one of that name.
-
-    Arguments:
-        resume, out: as given.
-        name: what folders under runs/ begin with.
-        file: what a folder to go on from holds.
-    """
-    from scalewise.engine.store.folder import newest
-
-    if resume is None:
-        return None
-    if resume != "auto":
-        if out is not None:
-            raise RunFolderError(f"--resume {resume} goes on in that folder; drop --out {out}")
-        return Path(resume)
-    if out is None:
-        return newest(name, Path("runs"), file)
-    return out if (out / file).is_file() else None
-
-
-def single_recipe(base: Recipe, given: dict[str, Any], device: DeviceName) -> tuple[Recipe, list[Derived]]:
-    """One worker's recipe, trained to the end of its budget, and what was derived for it."""
-    recipe, derived = resolve(base, given, "auto", available_cores())
-    if recipe.compile and not compiles(device):
-        recipe = recipe.replace(compile=False)
-    return recipe.replace(workers=1, patience=None, target=None), derived
-
-
 def leave_page(folder: Path, console: Console) -> None:
     """Write report.html into the folder of a run that has ended; that this failed is said, and nothing more."""
     from scalewise.present.page import leave
@@ -112,12 +81,6 @@ def leave_page(folder: Path, console: Console) -> None:
     problem = leave(folder)
     if problem:
         console.print(problem, style="yellow", markup=False)
-
-
-def compiles(device: DeviceName) -> bool:
-    """Whether torch.compile finds what it needs."""
-    names = (os.environ.get("CXX", "c++"), "g++", "clang++")
-    return device == "cuda" or any(shutil.which(name) for name in names)
 
 
 def stored_task(run: RunRecipe, spec: str | None, data: Path | None) -> Task:

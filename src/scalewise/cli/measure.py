@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, leave_page, recipe_flags, resumed_folder
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
 from scalewise.cli.measure_view import MeasureView, screen
 from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.errors import Interrupted, ScalewiseError, TargetMissed, TooLittleMemory, UsageError
@@ -21,6 +21,7 @@ from scalewise.recipe import Recipe, resolve
 from scalewise.runs.measure import wanted as folders
 from scalewise.runs.measure.memory.budget import parse_bytes
 from scalewise.runs.measure.wanted import Part, Request, Verify, Wanted
+from scalewise.runs.request import compiles, resumed_folder
 
 if TYPE_CHECKING:
     from scalewise.engine.store.folder import RunRecipe

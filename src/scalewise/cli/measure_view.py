@@ -16,6 +16,7 @@ from rich.text import Text
 from scalewise.cli.measure_sentence import percent, percents, rough, sentence, with_interval, worth
 from scalewise.cli.views import blocks, console, number, seconds
 from scalewise.runs.measure.memory.budget import show_bytes
+from scalewise.runs.request import Notice
 
 if TYPE_CHECKING:
     from scalewise.runs.measure.critical.branch import BranchReport
@@ -47,8 +48,10 @@ class MeasureView:
         return self._status or nullcontext()
 
     def notify(self, line: str) -> None:
-        """Show what is being done."""
-        if self._status is not None:
+        """Show what is being done; a notice stays on the screen."""
+        if isinstance(line, Notice):
+            self.console.print(line, style="dim", markup=False)
+        elif self._status is not None:
             self._status.update(escape(line))
         elif time.monotonic() >= self._quiet_until:
             self.console.print(line, style="dim", markup=False)

@@ -8,9 +8,9 @@ import math
 import os
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
@@ -22,7 +22,7 @@ from scalewise.errors import ScalewiseError, TargetMissed, UsageError
 from scalewise.plan import assemble as assembling
 from scalewise.plan.assemble import Hardware
 from scalewise.plan.jobs import IN_CONTAINERS, System
-from scalewise.runs.plan import complete, known_with_measured, task_facts
+from scalewise.runs.plan import PlanRequest, complete, known_with_measured, task_facts
 
 if TYPE_CHECKING:
     from scalewise.engine.store.folder import RunRecipe
@@ -36,30 +36,6 @@ DEVICES = Group("Devices (what is planned for)", sort_key=0)
 WISH = Group("Wish (chooses the recommended row)", sort_key=0)
 
 RecipeFlags = recipe_flags(__name__, without=("workers", "target", "patience", "steps", "lr_rule"))
-
-
-@dataclass(frozen=True)
-class Request:
-    """A plan as asked for on the command line."""
-
-    task: str
-    settings: list[str]
-    given: dict[str, Any]
-    workers: list[int]
-    sources: list[Path]
-    target: float | None
-    deadline: float | None
-    budget: float | None
-    hardware: Hardware
-    link_given: bool
-    data: Path | None
-    device: DeviceName
-    write: list[System]
-    accelerator: str | None
-    image: str | None
-    out: Path | None
-    json: bool
-    quiet: bool
 
 
 def plan(
@@ -166,7 +142,7 @@ def plan(
         input_samples_per_second=input_rate,
         memory_bytes=None if memory is None else parse_bytes(memory),
     )
-    request = Request(
+    request = PlanRequest(
         task=task,
         settings=list(set or []),
         given={name: value for name, value in vars(flags).items() if value is not None},
@@ -204,7 +180,7 @@ def _check(node_devices: int, overlap: float | None, input_rate: float | None, t
         raise UsageError(f"--target must be a number that the metric can come to, got {target:g}")
 
 
-def _start(request: Request) -> int:
+def _start(request: PlanRequest) -> int:
     """Load the task and what is known of it, measure the rest, and plan."""
     from scalewise.engine.processes.failures import translated
     from scalewise.engine.store.folder import make_folder
@@ -223,7 +199,8 @@ def _start(request: Request) -> int:
         known = read_records(request.sources, facts)
         folder = make_folder(request.out, f"plan-{task.name}").path
         try:
-            known = known_with_measured(request, task, run, facts, known, folder, view)
+            with view.live():
+                known = known_with_measured(request, task, run, facts, known, folder, view.notify)
             found = _planned(request, run, facts, known, wish)
         except BaseException:
             if not any(folder.iterdir()):
@@ -236,7 +213,7 @@ def _start(request: Request) -> int:
     return _finish(request, found, folder, view)
 
 
-def _planned(request: Request, run: RunRecipe, facts: TaskFacts, known: Known, wish: Wish) -> Plan:
+def _planned(request: PlanRequest, run: RunRecipe, facts: TaskFacts, known: Known, wish: Wish) -> Plan:
     """The plan that follows from what is known."""
     from scalewise.plan.document import Plan, choose, rows_with_ends
 
@@ -265,7 +242,7 @@ def _planned(request: Request, run: RunRecipe, facts: TaskFacts, known: Known, w
     return planned if job is None else replace(planned, command=_command(request, job))
 
 
-def _job(request: Request, planned: Plan) -> Job | None:
+def _job(request: PlanRequest, planned: Plan) -> Job | None:
     """The recommended row as a job."""
     from scalewise.plan.jobs import Job
 
@@ -284,7 +261,7 @@ def _job(request: Request, planned: Plan) -> Job | None:
     )
 
 
-def _command(request: Request, job: Job) -> str:
+def _command(request: PlanRequest, job: Job) -> str:
     """The line to type: with a process for each device of a cluster, or as train itself fills this machine."""
     from scalewise.plan.jobs import command
 
@@ -292,7 +269,7 @@ def _command(request: Request, job: Job) -> str:
     return command(job) if on_cluster else shlex.join(["scalewise", *job.arguments])
 
 
-def _train_arguments(request: Request, planned: Plan, workers: int) -> tuple[str, ...]:
+def _train_arguments(request: PlanRequest, planned: Plan, workers: int) -> tuple[str, ...]:
     """What `scalewise` is called with: whatever was given here, and a micro batch where memory needs one."""
     given = dict(request.given)
     largest = planned.inputs.largest_worker_batch
@@ -313,7 +290,7 @@ def _train_arguments(request: Request, planned: Plan, workers: int) -> tuple[str
     return tuple(words)
 
 
-def _finish(request: Request, planned: Plan, folder: Path, view: MeasureView) -> int:
+def _finish(request: PlanRequest, planned: Plan, folder: Path, view: MeasureView) -> int:
     """Write, draw and print the plan; a wish that cannot be kept is exit code 3."""
     from scalewise.plan.jobs import job_file
     from scalewise.records import finite, write_atomically

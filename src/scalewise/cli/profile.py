@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from scalewise.cli import views
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, leave_page, recipe_flags
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
 from scalewise.cli.profile_view import screen
 from scalewise.engine.placement import (
     DeviceName,
@@ -26,6 +26,7 @@ from scalewise.engine.placement import (
 from scalewise.errors import LostContact, ScalewiseError, UsageError
 from scalewise.recipe import Recipe, resolve
 from scalewise.records import finite, write_atomically
+from scalewise.runs.request import compiles
 
 if TYPE_CHECKING:
     from scalewise.runs.profile.profiler import Outcome

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from scalewise.cli import views
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, compiles, download, leave_page, recipe_flags, resumed_folder
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
 from scalewise.engine.placement import (
     CHECK_REPLICAS,
     DeviceName,
@@ -35,6 +35,7 @@ from scalewise.engine.placement import (
 from scalewise.errors import Failed, LostContact, PlacementError, RecipeError, ScalewiseError
 from scalewise.extras import check as check_extra
 from scalewise.recipe import Derived, Recipe, RecipeMode
+from scalewise.runs.request import compiles, resumed_folder
 from scalewise.trackers import TrackerName, tracking
 
 if TYPE_CHECKING:

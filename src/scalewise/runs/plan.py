@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scalewise.cli.inputs import single_recipe
-from scalewise.cli.measure_view import MeasureView
+from scalewise.engine.placement import DeviceName
 from scalewise.plan import assemble as assembling
-from scalewise.plan.assemble import Gap
+from scalewise.plan.assemble import Gap, Hardware
+from scalewise.plan.jobs import System
+from scalewise.runs.request import Notice, Notify, single_recipe
 
 LINK_PROCESSES, LINK_SIZES, LINK_SECONDS = 2, (1 << 14, 1 << 20, 1 << 23), 3.0  # bytes of the buffers
 
@@ -22,13 +24,36 @@ MEASURED_HERE: dict[Gap, str] = {  # in the order in which it is done
 }
 
 if TYPE_CHECKING:
-    from scalewise.cli.plan import Request
     from scalewise.engine.store.folder import RunRecipe
     from scalewise.plan.records import Known, TaskFacts
     from scalewise.tasks.task import Task
 
 
-def complete(request: Request, task: Task) -> RunRecipe:
+@dataclass(frozen=True)
+class PlanRequest:
+    """A plan as asked for on the command line."""
+
+    task: str
+    settings: list[str]
+    given: dict[str, Any]
+    workers: list[int]
+    sources: list[Path]
+    target: float | None
+    deadline: float | None
+    budget: float | None
+    hardware: Hardware
+    link_given: bool
+    data: Path | None
+    device: DeviceName
+    write: list[System]
+    accelerator: str | None
+    image: str | None
+    out: Path | None
+    json: bool
+    quiet: bool
+
+
+def complete(request: PlanRequest, task: Task) -> RunRecipe:
     """One worker's recipe."""
     from scalewise.engine.store.folder import RunRecipe
 
@@ -37,7 +62,7 @@ def complete(request: Request, task: Task) -> RunRecipe:
     return RunRecipe(request.task, request.settings, recipe, derived, hold_out)
 
 
-def task_facts(request: Request, task: Task) -> TaskFacts:
+def task_facts(request: PlanRequest, task: Task) -> TaskFacts:
     """Names, sizes and metric; the model is built once to count its parameters."""
     from scalewise.engine.data import streams
     from scalewise.engine.data.samples import open_samples
@@ -59,7 +84,7 @@ def task_facts(request: Request, task: Task) -> TaskFacts:
 
 
 def known_with_measured(
-    request: Request, task: Task, run: RunRecipe, facts: TaskFacts, known: Known, folder: Path, view: MeasureView
+    request: PlanRequest, task: Task, run: RunRecipe, facts: TaskFacts, known: Known, folder: Path, notify: Notify
 ) -> Known:
     """The records, with what they do not hold measured here; that stands in the plan's folder, for other plans too."""
     from scalewise.engine.store.folder import RunFolder
@@ -75,20 +100,19 @@ def known_with_measured(
         gaps.remove("memory")  # measured with Linux's limits
     without_link = not request.link_given and known.link is None and max(request.workers) > 1
     if gaps or without_link:
-        view.console.print(announcement(gaps, without_link, bool(request.sources)), style="dim", markup=False)
+        notify(Notice(announcement(gaps, without_link, bool(request.sources))))
     if without_link:
-        known = known.plus(_measured_link(request, folder, view))
-    with view.live():
-        if "single" in gaps:
-            train_in(RunFolder(folder / "single"), task, run, request.device, view.notify)
-            known = known.plus(read_records([folder / "single"], facts))
-        skip = [part for part in ("noise", "memory", "throughput") if part not in gaps]
-        if len(skip) < 3:
-            wanted = Wanted(skip=skip, memory=memory, device=request.device)  # type: ignore[arg-type]
-            found = measured(task, run, wanted, folder, view.notify)
-            folders.save_request(folder, folders.Request(request.task, request.settings, request.given, None))
-            folders.save_document(folder, {"run": str(folder), **found.to_json()})
-            known = known.plus(read_records([folder / folders.DOCUMENT_FILE], facts))
+        known = known.plus(_measured_link(request, folder, notify))
+    if "single" in gaps:
+        train_in(RunFolder(folder / "single"), task, run, request.device, notify)
+        known = known.plus(read_records([folder / "single"], facts))
+    skip = [part for part in ("noise", "memory", "throughput") if part not in gaps]
+    if len(skip) < 3:
+        wanted = Wanted(skip=skip, memory=memory, device=request.device)  # type: ignore[arg-type]
+        found = measured(task, run, wanted, folder, notify)
+        folders.save_request(folder, folders.Request(request.task, request.settings, request.given, None))
+        folders.save_document(folder, {"run": str(folder), **found.to_json()})
+        known = known.plus(read_records([folder / folders.DOCUMENT_FILE], facts))
     return known
 
 
@@ -100,22 +124,21 @@ def announcement(gaps: Collection[Gap], link: bool, from_records: bool) -> str:
     return f"measuring first, since {why}: {', '.join(parts)}; --from takes it from earlier measurements"
 
 
-def _measured_link(request: Request, folder: Path, view: MeasureView) -> Known:
+def _measured_link(request: PlanRequest, folder: Path, notify: Notify) -> Known:
     """The link between processes of this machine, as `bench collectives` measures it, kept in the plan's folder."""
-    from scalewise.cli.bench import chosen_device
     from scalewise.plan import links
     from scalewise.plan.records import Known
     from scalewise.runs.bench.collectives import collectives
+    from scalewise.runs.bench.machine import chosen_device
 
     device = chosen_device(request.device, LINK_PROCESSES)
-    with view.live():
-        report = collectives(
-            [LINK_PROCESSES],
-            LINK_SIZES,
-            seconds=LINK_SECONDS,
-            device=device,
-            source=f"measured between {LINK_PROCESSES} processes of this machine",
-            notify=view.notify,
-        )
+    report = collectives(
+        [LINK_PROCESSES],
+        LINK_SIZES,
+        seconds=LINK_SECONDS,
+        device=device,
+        source=f"measured between {LINK_PROCESSES} processes of this machine",
+        notify=notify,
+    )
     links.save(folder / "link.json", report.link)
     return Known(link=report.link)

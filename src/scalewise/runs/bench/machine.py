@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 
 from scalewise.engine.placement import DeviceName, available_cores
+from scalewise.engine.processes.team import choose_device
+from scalewise.errors import PlacementError
 
 SYSTEM = Path("/sys/devices/system")
 CPU_INFO = Path("/proc/cpuinfo")
@@ -128,3 +130,13 @@ def missing(found: list[Place]) -> list[str]:
     if len(found) == 1:
         notes.append("one core here: what more threads bring was not measured")
     return notes
+
+
+def chosen_device(device: DeviceName, processes: int) -> DeviceName:
+    """The kind of device, for so many processes; `auto` takes CUDA where each of them gets a device."""
+    if device == "auto":
+        return "cuda" if torch.cuda.device_count() >= processes else "cpu"
+    choose_device(device, 0 if device != "cuda" else processes - 1)
+    if device == "mps" and processes > 1:
+        raise PlacementError("several processes cannot share MPS; use --device cpu")
+    return device
