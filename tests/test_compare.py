@@ -15,7 +15,7 @@ import pytest
 import scalewise as sw
 from scalewise.cli.compare import compare
 from scalewise.engine.loop import Training
-from scalewise.engine.processes.pool import Stop
+from scalewise.engine.processes.signals import Stop
 from scalewise.errors import RunFolderError, UsageError
 from scalewise.recipe import Recipe
 from scalewise.runs.compare import comparison as folders

@@ -16,7 +16,7 @@ import torch
 import scalewise as sw
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
-from scalewise.engine.processes.pool import Stop
+from scalewise.engine.processes.signals import Stop
 from scalewise.errors import Interrupted, RunFolderError, TargetMissed, UsageError
 from scalewise.recipe import Recipe
 from scalewise.runs.measure.critical import rates

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -19,6 +16,7 @@ from cyclopts import Parameter
 from scalewise.cli import compare_views as views
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
 from scalewise.engine.placement import DeviceName, available_cores
+from scalewise.engine.processes import signals
 from scalewise.engine.processes.pool import Pool
 from scalewise.errors import Failed, Interrupted, ScalewiseError, UsageError
 from scalewise.recipe import fitting_lr
@@ -206,7 +204,12 @@ def _run(request: Request, comparison: Comparison, options: Options, folder: Pat
         view.console.print(line)
     loaders = max(1, available_cores() // jobs)
     setup = Setup(request.task, options.data, folder, request.hold_out, options.device, loaders)
-    with Pool(jobs, Comparing(setup)) as pool, view.live(), _stopping(pool, view):
+
+    def ask(number: int) -> None:
+        pool.stop(number)
+        view.console.print("stopping all runs after their step to save the state; a second signal stops at once")
+
+    with Pool(jobs, Comparing(setup)) as pool, view.live(), signals.stopping(ask):
         _train_all(pool, comparison, view)
     content = {
         "run": str(folder),
@@ -222,7 +225,7 @@ def _run(request: Request, comparison: Comparison, options: Options, folder: Pat
     leave_page(folder, view.console)
     if pool.stopping:
         raise Interrupted(
-            f"{signal.Signals(pool.stopping).name} stopped the comparison; its runs are saved, go on with the same "
+            f"{signals.name(pool.stopping)} stopped the comparison; its runs are saved, go on with the same "
             f"command and --resume {folder}",
             pool.stopping,
         )
@@ -262,28 +265,6 @@ def _slots(device: DeviceName, threads: int) -> int:
         device == "auto" and (torch.cuda.is_available() or torch.backends.mps.is_available())
     )
     return 1 if accelerated else available_cores() // threads
-
-
-@contextlib.contextmanager
-def _stopping(pool: Pool[Job, Message], view: views.CompareView) -> Iterator[None]:
-    """Let a signal stop all runs where their state can be saved; a second one stops at once."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if pool.stopping:
-            for sent, handler in before.items():
-                signal.signal(sent, handler)
-            signal.raise_signal(number)
-        pool.stop(number)
-        view.console.print("stopping all runs after their step to save the state; once more stops at once")
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _draw(comparison: Comparison, folder: Path, view: views.CompareView) -> None:

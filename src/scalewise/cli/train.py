@@ -8,13 +8,11 @@ import functools
 import json as to_json
 import math
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -32,6 +30,7 @@ from scalewise.engine.placement import (
     check_recipe,
     default_processes,
 )
+from scalewise.engine.processes import signals
 from scalewise.errors import Failed, LostContact, PlacementError, RecipeError, ScalewiseError
 from scalewise.extras import check as check_extra
 from scalewise.recipe import Derived, Recipe, RecipeMode
@@ -389,29 +388,21 @@ def _train_in(
 @contextlib.contextmanager
 def _stopping_after_a_step(training: Training, console: Console) -> Iterator[None]:
     """Let a signal stop training where its state can be saved; a second one, or one after the end, stops it at once."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ends: list[threading.Timer] = []
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if training.signal or training.ended:
-            for sent, handler in before.items():
-                signal.signal(sent, handler)
-            signal.raise_signal(number)
+    def ask(number: int) -> None:
         training.signal = number
         ends.append(threading.Timer(STOP_SECONDS, _give_up, (number, console)))
         ends[0].daemon = True
         ends[0].start()
-        console.print("stopping after this step to save the state; once more stops at once")
+        console.print("stopping after this step to save the state; a second signal stops at once")
 
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield
-    finally:
-        for end in ends:
-            end.cancel()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with signals.stopping(ask, lambda: training.ended):
+        try:
+            yield
+        finally:
+            for end in ends:
+                end.cancel()
 
 
 def _give_up(number: int, console: Console) -> None:

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import pickle
 import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from scalewise.engine.processes.signals import restored
 from scalewise.errors import PlacementError, UsageError
 from scalewise.horovod.operations import HorovodInternalError
 from scalewise.horovod.unsupported import explain_imports
+
+REPLACED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+)  # torch's agent leaves its own handlers
 
 __version__ = "0.28.1"  # of the interface: scripts compare it
 HERE = ("localhost", "127.0.0.1")
@@ -60,27 +66,11 @@ def run(
         max_restarts=0,
     )
     try:
-        with _signals_kept():
+        with restored(REPLACED):
             results: dict[int, Any] = elastic_launch(config, _call)(call)
     except ChildFailedError as error:
         raise HorovodInternalError(f"run() must call a function that ends on every process, got {error}") from error
     return [results[rank] for rank in sorted(results)]
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Put the caller's signal handlers back: torch's agent leaves its own, and Ctrl-C would end in its exception."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # not one of Python's
-                signal.signal(number, handler)
 
 
 def _packed(func: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:

@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from scalewise.engine.processes import heartbeat
+from scalewise.engine.processes.signals import deferred
 from scalewise.errors import Failed, ProcessFailed, ScalewiseError
 from scalewise.files import read_bytes
 from scalewise.records import write_atomically
@@ -60,26 +61,11 @@ def print_once(text: str, run: Path) -> None:
     agent, said = _agent(), run / SAID
     if agent is not None and _said(said) == agent:
         return
-    with _signals_later():  # both of these, or neither
+    with deferred():  # both of these, or neither
         print(text, file=sys.__stdout__, flush=True)
         if agent is not None:
             with suppress(OSError):
                 write_atomically(said, agent)
-
-
-@contextmanager
-def _signals_later() -> Iterator[None]:
-    """Let signals wait; masks do not, for another thread would take them and Python hand them to this one."""
-    arrived: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda sent, frame: arrived.append(sent)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for sent in arrived:
-            signal.raise_signal(sent)
 
 
 def _agent() -> str | None:

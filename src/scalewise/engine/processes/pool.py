@@ -23,32 +23,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Generic, Protocol, Self, TypeVar
 
+from scalewise.engine.processes.signals import Stop
+
 LAST_LINES = 10
 
 JobT = TypeVar("JobT")
 JobToDo = TypeVar("JobToDo", contravariant=True)
 MessageT = TypeVar("MessageT")
 MessageToSend = TypeVar("MessageToSend", covariant=True)
-
-
-class Stoppable(Protocol):
-    """A training that stops after the step when its signal is set."""
-
-    signal: int
-
-
-@dataclass
-class Stop:
-    """The signal that asked a process to stop, 0 before; and the training that it stops."""
-
-    signal: int = 0
-    training: Stoppable | None = None
-
-    def ask(self, number: int) -> None:
-        """Stop after the step that is being taken."""
-        self.signal = number
-        if self.training is not None:
-            self.training.signal = number
 
 
 class Work(Protocol[JobToDo, MessageToSend]):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from scalewise.engine.processes.pool import Stop
+from scalewise.engine.processes.signals import Stop
 from scalewise.errors import ScalewiseError
 
 if TYPE_CHECKING:

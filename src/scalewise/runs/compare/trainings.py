@@ -17,7 +17,7 @@ from scalewise.engine.data.samples import open_samples
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
 from scalewise.engine.processes.failures import translated
-from scalewise.engine.processes.pool import Stop
+from scalewise.engine.processes.signals import Stop
 from scalewise.engine.store.checkpoint import load_newest
 from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, check_same, read_recipe, stored_records
 from scalewise.errors import Interrupted, NonFiniteLoss, ScalewiseError, TaskError

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Self
 
 import torch
 
 from scalewise.engine.placement import available_cores
+from scalewise.engine.processes import signals
 from scalewise.engine.processes.failures import translated
-from scalewise.engine.processes.pool import Pool, Stop
+from scalewise.engine.processes.pool import Pool
+from scalewise.engine.processes.signals import Stop
 from scalewise.errors import Failed, Interrupted, ScalewiseError
 from scalewise.runs.measure.critical.trials import Curve, Trial, follow, stored
 from scalewise.tasks.load import load_task
@@ -110,7 +109,7 @@ class Laboratory:
     def __enter__(self) -> Self:
         if self._pool is not None:
             self._stack.enter_context(self._pool)
-        self._stack.enter_context(_signals(self._ask))
+        self._stack.enter_context(signals.stopping(self._ask))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -126,7 +125,7 @@ class Laboratory:
                 found[message.trial.name] = message.curve
         if self._stop.signal:
             raise Interrupted(
-                f"{signal.Signals(self._stop.signal).name} stopped the measurement; its trials are saved in "
+                f"{signals.name(self._stop.signal)} stopped the measurement; its trials are saved in "
                 f"{self._folder.parent}, the same command with that folder goes on",
                 self._stop.signal,
             )
@@ -152,27 +151,3 @@ def _slots() -> int:
     """Trials that the machine has room for: one on an accelerator, else one per core."""
     accelerated = torch.cuda.is_available() or torch.backends.mps.is_available()
     return 1 if accelerated else available_cores()
-
-
-@contextlib.contextmanager
-def _signals(ask: Callable[[int], None]) -> Iterator[None]:
-    """Have a first Ctrl-C or SIGTERM save the trials; a second one does what it would have done before."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def put_back() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        put_back()
-        ask(number)
-
-    for number in before:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        put_back()

@@ -26,7 +26,7 @@ import torch
 from scalewise.engine.data.samples import Samples, Subset
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
-from scalewise.engine.processes.pool import Stop
+from scalewise.engine.processes.signals import Stop
 from scalewise.engine.store import checkpoint
 from scalewise.errors import Interrupted, NonFiniteLoss, RunFolderError
 from scalewise.recipe import Recipe
@@ -96,11 +96,8 @@ def follow(task: Task, trial: Trial, folder: Path, stop: Stop) -> Curve:
         training.validation = _some(training.validation)
         training.statistics_samples = STATISTICS_SAMPLES
         points = _begin(training, trial, folder)
-        stop.training, training.signal = training, stop.signal
-        try:
+        with stop.of(training):
             ended = _train(training, trial, points, place)
-        finally:
-            stop.training = None
     curve = Curve(tuple(points), ended)
     content = {"asked": _asked(trial), "last": trial.last, **asdict(curve)}
     write_atomically(_file(trial, folder), json.dumps(content, allow_nan=False) + "\n")
