@@ -20,7 +20,7 @@ from scalewise.errors import RunFolderError, UsageError
 from scalewise.recipe import Recipe
 from scalewise.runs.compare import comparison as folders
 from scalewise.runs.compare.jobs import Job, Outcome, Setup
-from scalewise.runs.compare.rows import Line, Plan
+from scalewise.runs.compare.rows import Line, RowPlan
 from scalewise.runs.compare.trainings import facts, perform
 from test_resume import kill_tree, start, wait_for
 
@@ -268,7 +268,7 @@ def test_compare_does_not_take_part_in_a_torchrun_job(monkeypatch):
 
 
 def run_here(tmp_path: Path, recipe: Recipe, settings: tuple[str, ...] = (), **changes: bool) -> Outcome:
-    line = Line("naive", recipe.workers, Plan(recipe, settings, ""))
+    line = Line("naive", recipe.workers, RowPlan(recipe, settings, ""))
     setup = Setup("linear", None, tmp_path, changes.get("hold_out", False), "cpu", None)
     outcome = perform(Job(line, 0), sw.load_task("linear", settings), setup, lambda progress: None, Stop())
     assert isinstance(outcome, Outcome)

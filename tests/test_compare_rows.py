@@ -12,7 +12,7 @@ from scalewise.errors import Failed, RecipeError, UsageError
 from scalewise.recipe import Recipe
 from scalewise.runs.compare.comparison import Comparison, Remaining, grid, trials, tuned
 from scalewise.runs.compare.jobs import Failure, Job, Outcome, Progress
-from scalewise.runs.compare.rows import ROWS, Facts, Line, NothingToChange, Plan, chosen_rows, chosen_workers, lines
+from scalewise.runs.compare.rows import ROWS, Facts, Line, NothingToChange, RowPlan, chosen_rows, chosen_workers, lines
 from scalewise.runs.compare.table import Metric, curves, document, error_curve, rows
 from scalewise.stats.seeds import paired_difference, spread
 from test_views import rendered
@@ -121,8 +121,8 @@ def test_a_bad_list_of_workers_is_refused(text):
 
 
 def test_a_recipe_that_cannot_be_is_left_out_unless_it_was_asked_for(monkeypatch):
-    def impossible(known: Facts, workers: int) -> Plan:
-        return Plan(known.base.replace(optimizer="magic"), (), "")
+    def impossible(known: Facts, workers: int) -> RowPlan:
+        return RowPlan(known.base.replace(optimizer="magic"), (), "")
 
     monkeypatch.setitem(ROWS, "lamb", impossible)
     found, skipped = lines(["single", "lamb"], [8], facts(), asked=False)

@@ -20,7 +20,7 @@ from scalewise.recipe import Derived
 from scalewise.runs.compare.comparison import Remaining, Tuned
 from scalewise.runs.compare.jobs import Job, Message, Outcome, Progress
 from scalewise.runs.compare.rows import Line, Skipped
-from scalewise.runs.compare.table import Metric, Point, Row, has_several_counts
+from scalewise.runs.compare.table import Metric, Point, RemedyRow, has_several_counts
 from scalewise.stats.seeds import Difference, Spread
 
 MARKERS = "●○◆◇▲△■□"
@@ -68,7 +68,7 @@ def verdict(metric: Metric, difference: Difference) -> str:
     return "better" if (difference.mean > 0) == metric.higher_is_better else "worse"
 
 
-def rows_table(rows: Sequence[Row], metric: Metric, width: int, seeds: int | None = None) -> Table:
+def rows_table(rows: Sequence[RemedyRow], metric: Metric, width: int, seeds: int | None = None) -> Table:
     """The table of remedies.
 
     Arguments:
@@ -121,11 +121,11 @@ def _shown(amount: float | int | None) -> str:
     return f"{amount:,}" if isinstance(amount, int) else number(amount)
 
 
-def _test(row: Row, metric: Metric) -> str:
+def _test(row: RemedyRow, metric: Metric) -> str:
     return "[red]diverged[/red]" if row.diverged else f"[bold]{spread_text(metric, row.test)}[/bold]"
 
 
-def _against(row: Row, metric: Metric) -> str:
+def _against(row: RemedyRow, metric: Metric) -> str:
     if row.difference is None:
         return ""
     half = row.difference.high - row.difference.mean
@@ -136,7 +136,7 @@ def _against(row: Row, metric: Metric) -> str:
     return f"[{colour}]{text}{f' {word}' if word else ''}[/{colour}]"
 
 
-def sentences(rows: Sequence[Row], metric: Metric, seeds: int) -> Iterator[str]:
+def sentences(rows: Sequence[RemedyRow], metric: Metric, seeds: int) -> Iterator[str]:
     """What the table says: which differences from single exceed seed noise, and what failed."""
     unit = "points of accuracy" if metric.is_share else metric.name.replace("_", " ")
     several = has_several_counts(rows)
@@ -157,7 +157,7 @@ def sentences(rows: Sequence[Row], metric: Metric, seeds: int) -> Iterator[str]:
         yield "nothing to compare with: add single to --rows"
 
 
-def derived_lines(rows: Sequence[Row]) -> Iterator[str]:
+def derived_lines(rows: Sequence[RemedyRow]) -> Iterator[str]:
     """What auto chose and why, once for each number of workers."""
     for row in rows:
         if row.name == "auto":
@@ -254,11 +254,11 @@ class CompareView:
         self._live = self.console.is_terminal and not quiet
         self._lock = threading.Lock()  # the live table is drawn by a thread of its own
         self._running: dict[str, Progress] = {}
-        self._rows: Sequence[Row] = ()
+        self._rows: Sequence[RemedyRow] = ()
         self._remaining = Remaining((), processes)
         self._jobs, self._ended, self._title = 0, 0, ""
 
-    def begin(self, title: str, jobs: Sequence[Job], rows: Sequence[Row]) -> None:
+    def begin(self, title: str, jobs: Sequence[Job], rows: Sequence[RemedyRow]) -> None:
         """Start with some jobs."""
         with self._lock:
             self._title, self._jobs, self._ended = title, len(jobs), 0
@@ -271,7 +271,7 @@ class CompareView:
             return nullcontext()
         return Live(get_renderable=self._screen, console=self.console, refresh_per_second=4, transient=True)
 
-    def show(self, message: Message, rows: Sequence[Row] | None) -> None:
+    def show(self, message: Message, rows: Sequence[RemedyRow] | None) -> None:
         """Take in what a process said, and the table if it is a new one."""
         with self._lock:
             self._rows = self._rows if rows is None else rows

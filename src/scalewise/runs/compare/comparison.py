@@ -16,7 +16,7 @@ from scalewise.records import finite, write_atomically
 from scalewise.runs.compare import table
 from scalewise.runs.compare.jobs import Failure, Job, Message, Outcome, Progress
 from scalewise.runs.compare.rows import Line, Skipped
-from scalewise.runs.compare.table import Metric, Row
+from scalewise.runs.compare.table import Metric, RemedyRow
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Comparison:
         """Give every line the learning rate that did best on validation data."""
         self.tuned = [tuned(line, self.trials.get(line.key, {}), self.metric) for line in self.lines]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RemedyRow]:
         """The table as it stands."""
         return table.rows(self.lines, self.outcomes, self.metric)
 

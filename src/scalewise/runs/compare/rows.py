@@ -40,7 +40,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RowPlan:
     """How a row is trained: the recipe (its seed is still open), the task's settings, and the words for it."""
 
     recipe: Recipe
@@ -55,7 +55,7 @@ class Line:
 
     name: str
     workers: int
-    plan: Plan
+    plan: RowPlan
 
     @property
     def key(self) -> tuple[str, int]:
@@ -75,21 +75,21 @@ class NothingToChange(Exception):
     """A row would repeat another one; the message says why."""
 
 
-Row = Callable[[Facts, int], Plan]
+Remedy = Callable[[Facts, int], RowPlan]
 
 
-def single(facts: Facts, workers: int) -> Plan:
+def single(facts: Facts, workers: int) -> RowPlan:
     """One worker."""
     changes = f" but for {facts.changes}" if facts.changes else ""
-    return Plan(facts.base.replace(workers=1), facts.settings, f"1 worker, the task's own recipe{changes}")
+    return RowPlan(facts.base.replace(workers=1), facts.settings, f"1 worker, the task's own recipe{changes}")
 
 
-def naive(facts: Facts, workers: int) -> Plan:
+def naive(facts: Facts, workers: int) -> RowPlan:
     """More workers and nothing else."""
-    return Plan(facts.base.replace(workers=workers), facts.settings, "nothing changed but the number of workers")
+    return RowPlan(facts.base.replace(workers=workers), facts.settings, "nothing changed but the number of workers")
 
 
-def batch_norm(facts: Facts, workers: int) -> Plan:
+def batch_norm(facts: Facts, workers: int) -> RowPlan:
     """Batch norm where the task can have it, or in ghost groups where the model has it."""
     plan = naive(facts, workers)
     if not facts.has_batch_norm:
@@ -118,7 +118,7 @@ def ghost_batch(rows: int) -> int:
     return next(groups, rows)
 
 
-def _normalized(facts: Facts, workers: int) -> tuple[Plan, str]:
+def _normalized(facts: Facts, workers: int) -> tuple[RowPlan, str]:
     """What the rows after batch-norm start from, and its name."""
     try:
         return batch_norm(facts, workers), "batch-norm"
@@ -126,7 +126,7 @@ def _normalized(facts: Facts, workers: int) -> tuple[Plan, str]:
         return naive(facts, workers), "naive"
 
 
-def lr_scaled(facts: Facts, workers: int) -> Plan:
+def lr_scaled(facts: Facts, workers: int) -> RowPlan:
     """The LR rule that fits the optimizer, unless the recipe has one."""
     plan, start = _normalized(facts, workers)
     rule = plan.recipe.lr_rule if plan.recipe.lr_rule in ("linear", "sqrt") else fitting_rule(plan.recipe)
@@ -134,7 +134,7 @@ def lr_scaled(facts: Facts, workers: int) -> Plan:
     return _with(plan, f"{start} + learning rate × {factor}", lr_rule=rule, warmup_epochs=0.0)
 
 
-def warm_up(facts: Facts, workers: int) -> Plan:
+def warm_up(facts: Facts, workers: int) -> RowPlan:
     """A warm-up as auto has it, unless the recipe has one."""
     plan = lr_scaled(facts, workers)
     given = facts.base.warmup_epochs
@@ -142,7 +142,7 @@ def warm_up(facts: Facts, workers: int) -> Plan:
     return _with(plan, f"lr-scaled + warm-up over {epochs:g} epoch{'' if epochs == 1 else 's'}", warmup_epochs=epochs)
 
 
-def lars(facts: Facts, workers: int) -> Plan:
+def lars(facts: Facts, workers: int) -> RowPlan:
     """LARS with warm-up."""
     lr = facts.base.lr if facts.base.optimizer == "lars" else USUAL_LR["lars"]
     return _with(
@@ -154,7 +154,7 @@ def lars(facts: Facts, workers: int) -> Plan:
     )
 
 
-def lamb(facts: Facts, workers: int) -> Plan:
+def lamb(facts: Facts, workers: int) -> RowPlan:
     """LAMB with warm-up."""
     lr = facts.base.lr if facts.base.optimizer == "lamb" else USUAL_LR["lamb"]
     return _with(
@@ -166,20 +166,20 @@ def lamb(facts: Facts, workers: int) -> Plan:
     )
 
 
-def adascale(facts: Facts, workers: int) -> Plan:
+def adascale(facts: Facts, workers: int) -> RowPlan:
     """AdaScale (Johnson et al. 2020) on the task's own optimizer."""
     plan, start = _normalized(facts, workers)
     doubt = " (derived for SGD)" if plan.recipe.optimizer in ADAPTIVE else ""
     return _with(plan, f"{start} + AdaScale instead of a fixed rule{doubt}", lr_rule="adascale", warmup_epochs=0.0)
 
 
-def auto(facts: Facts, workers: int) -> Plan:
+def auto(facts: Facts, workers: int) -> RowPlan:
     """What `train --recipe auto` does."""
     recipe = facts.base.replace(workers=workers)
-    return Plan(recipe, facts.settings, "--recipe auto, with the task as it is", mode="auto")
+    return RowPlan(recipe, facts.settings, "--recipe auto, with the task as it is", mode="auto")
 
 
-ROWS: dict[str, Row] = {
+ROWS: dict[str, Remedy] = {
     "single": single,
     "naive": naive,
     "batch-norm": batch_norm,
@@ -192,7 +192,7 @@ ROWS: dict[str, Row] = {
 }
 
 
-def _with(plan: Plan, what: str, **changes: float | str) -> Plan:
+def _with(plan: RowPlan, what: str, **changes: float | str) -> RowPlan:
     """A plan with more in its recipe."""
     return dataclasses.replace(plan, recipe=plan.recipe.replace(**changes), what=what)
 

@@ -31,7 +31,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Row:
+class RemedyRow:
     """A line of the table over the seeds that have ended."""
 
     name: str
@@ -66,7 +66,7 @@ class Row:
         return values | {"beats_noise": self.beats_noise}
 
 
-def rows(lines: Sequence[Line], outcomes: Outcomes, metric: Metric) -> list[Row]:
+def rows(lines: Sequence[Line], outcomes: Outcomes, metric: Metric) -> list[RemedyRow]:
     """The table; each line is paired, seed by seed, with the reference."""
     reference = next((line for line in lines if line.name == "single"), None) or next(
         (line for line in lines if line.name == "naive" and line.workers == 1), None
@@ -75,12 +75,12 @@ def rows(lines: Sequence[Line], outcomes: Outcomes, metric: Metric) -> list[Row]
     return [_row(line, outcomes.get(line.key, {}), metric, known if line != reference else {}) for line in lines]
 
 
-def _row(line: Line, ended: Mapping[int, Outcome], metric: Metric, reference: Mapping[int, float]) -> Row:
+def _row(line: Line, ended: Mapping[int, Outcome], metric: Metric, reference: Mapping[int, float]) -> RemedyRow:
     results = [ended[seed].result or {} for seed in sorted(ended) if ended[seed].result is not None]
     test, train = (_values(ended, part, metric) for part in ("test", "train"))
     failures = [(seed, outcome.failure) for seed, outcome in sorted(ended.items()) if outcome.failure is not None]
     recipe = next((outcome.recipe for outcome in ended.values() if outcome.recipe is not None), line.plan.recipe)
-    return Row(
+    return RemedyRow(
         name=line.name,
         workers=line.workers,
         global_batch=recipe.global_batch,
@@ -116,7 +116,7 @@ def _whole(values: Sequence[int]) -> int | None:
     return round(sum(values) / len(values)) if values else None
 
 
-def has_several_counts(found: Sequence[Line] | Sequence[Row]) -> bool:
+def has_several_counts(found: Sequence[Line] | Sequence[RemedyRow]) -> bool:
     """Whether a table is over several numbers of workers."""
     return len({item.workers for item in found if item.name != "single"}) > 1
 
@@ -131,7 +131,7 @@ class Point:
     std: float | None
 
 
-def error_curve(table: Sequence[Row], metric: Metric) -> dict[str, list[Point]]:
+def error_curve(table: Sequence[RemedyRow], metric: Metric) -> dict[str, list[Point]]:
     """The error by global batch of each row: 1 − accuracy, or the metric itself where it is not a share."""
     found: dict[str, list[Point]] = {}
     for row in table:
