@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from scalewise.cli import views
+from scalewise.present import live
 from scalewise.recipe import Derived
 from scalewise.records import Epoch, Result, Step
 
@@ -30,7 +30,7 @@ def result(**changes: object) -> Result:
 
 
 def test_result_table():
-    assert rendered(views.result_table(result())) == (
+    assert rendered(live.result_table(result())) == (
         "task         digits\n"
         "workers      8 × 32 = global batch 256, on 2 processes, 1 thread each\n"
         "optimizer    momentum, peak LR 0.16\n"
@@ -45,9 +45,9 @@ def test_result_table():
 
 
 def test_noise_that_is_missing_or_unbounded():
-    assert "needs two or more workers, or --micro-batch" in views.noise_line(None)
-    assert "not enough data yet" in views.noise_line({"value": None, "low": None, "high": None, "enough": False})
-    line = views.noise_line({"value": 15.36, "low": 4.0, "high": None, "enough": False})
+    assert "needs two or more workers, or --micro-batch" in live.noise_line(None)
+    assert "not enough data yet" in live.noise_line({"value": None, "low": None, "high": None, "enough": False})
+    line = live.noise_line({"value": 15.36, "low": 4.0, "high": None, "enough": False})
     assert line.startswith("15.36 samples (95 %: 4 to ∞)")
 
 
@@ -55,21 +55,21 @@ def test_epoch_lines_stand_under_their_titles():
     record = Epoch(
         6, 1.069, 1536, 0.1, {"loss": 2.2, "accuracy": 0.25}, {"loss": 2.0, "accuracy": 1.0}, True, 1.0, 500.0
     )
-    assert rendered(views.epoch_header(record)) == (
+    assert rendered(live.epoch_header(record)) == (
         "  epoch     step  train loss  accuracy  validation loss  accuracy  samples/s"
     )
-    assert rendered(views.epoch_line(record)) == (
+    assert rendered(live.epoch_line(record)) == (
         "   1.07        6         2.2   25.00 %                2  100.00 %        500  best"
     )
 
 
 def test_derived_lines():
-    lines = [*views.derived_lines([Derived("lr_rule", "linear", "because [of it]")])]
+    lines = [*live.derived_lines([Derived("lr_rule", "linear", "because [of it]")])]
     assert rendered(lines[0]) == "auto  lr_rule = linear  because [of it]"
 
 
 def test_a_bar_is_drawn_on_a_terminal_only():
-    view = views.TrainingView(quiet=False, steps=10, total=320.0, done=0.0)
+    view = live.TrainingView(quiet=False, steps=10, total=320.0, done=0.0)
     view.console.file = io.StringIO()
     with view.live():
         view.show(Step(1, 0.1, 8, 0.1, 2.0, {}, 0.1))
@@ -77,7 +77,7 @@ def test_a_bar_is_drawn_on_a_terminal_only():
 
 
 def test_the_bar_shows_loss_metric_rate_and_speed():
-    view = views.TrainingView(quiet=False, steps=10, total=320.0, done=0.0)
+    view = live.TrainingView(quiet=False, steps=10, total=320.0, done=0.0)
     first = view._numbers(Step(1, 0.1, 100, 0.05, 2.0, {"accuracy": 0.5}, 1.0))
     second = view._numbers(Step(2, 0.2, 300, 0.05, 1.5, {"accuracy": 0.75}, 1.5))
     assert first == "loss 2, accuracy 50.00 %  LR 0.05"
@@ -85,12 +85,12 @@ def test_the_bar_shows_loss_metric_rate_and_speed():
 
 
 def test_many_epochs_get_no_more_lines_than_a_screen_has():
-    view = views.TrainingView(quiet=False, steps=None, total=1000.0, done=0.0)
+    view = live.TrainingView(quiet=False, steps=None, total=1000.0, done=0.0)
     view.console = Console(file=io.StringIO(), width=100)
     for epoch in range(1, 101):
         view.show(Step(epoch, epoch, epoch, 0.1, 2.0, {}, 0.1, progress=10.0 * epoch))
         view.show(Epoch(epoch, epoch, epoch, 0.1, {"loss": 1.0}, None, epoch == 51, 1.0, 100.0))
     shown = [line.split()[0] for line in view.console.file.getvalue().splitlines()[1:]]
-    assert len(shown) <= views.EPOCH_LINES + 2
+    assert len(shown) <= live.EPOCH_LINES + 2
     assert (shown[0], shown[-1]) == ("1.00", "100.00")
     assert "51.00" in shown

@@ -17,9 +17,9 @@ from cyclopts import Parameter
 
 from scalewise.cli import bench_view
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
-from scalewise.cli.measure_view import MeasureView
 from scalewise.engine.placement import DeviceName, Placement, ReduceName, available_cores
 from scalewise.errors import PlacementError, RecipeError, ScalewiseError, UsageError
+from scalewise.present.live import StatusView
 from scalewise.runs.measure.memory.budget import parse_bytes
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def devices(
     with _benching(options):
         from scalewise.runs.bench.devices import devices as measure
 
-        view = MeasureView(quiet)
+        view = StatusView(quiet)
         with view.live():
             report = measure(quick, view.notify)
         _finish(report, options, view, bench_view.devices_screen(report))
@@ -132,7 +132,7 @@ def collectives(
         _check_seconds(seconds)
         _check_profile(profile)
         chosen = chosen_device(device, max(counts))
-        view = MeasureView(quiet)
+        view = StatusView(quiet)
         with view.live():
             report = measure(
                 counts,
@@ -242,7 +242,7 @@ def scaling(
         recipe = loaded.recipe.replace(**given, threads=threads)
         chosen = chosen_device(device, max(counts))
         placement = Placement(device=chosen, reduce=reduce, shard_optimizer=shard_optimizer, loaders=loaders)
-        view = MeasureView(quiet)
+        view = StatusView(quiet)
         with view.live():
             report = measure(
                 TrainingWork(task, tuple(set or ()), data, recipe, placement),
@@ -278,7 +278,7 @@ def _benching(options: Options) -> Iterator[None]:
             raise translated(error) from error
 
 
-def _finish(report: Report, options: Options, view: MeasureView, screen: RenderableType) -> Path:
+def _finish(report: Report, options: Options, view: StatusView, screen: RenderableType) -> Path:
     """Write what came out into its folder, draw it, and print it."""
     from scalewise.runs.bench.folder import save_report
 

@@ -13,9 +13,10 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
-from scalewise.cli.measure_view import MeasureView, small_table
+from scalewise.cli.measure_view import small_table
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import LostContact, PlacementError, ScalewiseError
+from scalewise.present.live import StatusView
 from scalewise.runs.measure.memory.budget import show_bytes
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _compare(request: Request, task: Task, recipe: Recipe, link: Link | None, te
     from scalewise.runs.bench.folder import save_report
     from scalewise.runs.bench.parallelism import Report, compare_ways
 
-    view = MeasureView(request.quiet or not team.leads)
+    view = StatusView(request.quiet or not team.leads)
     with view.live():
         rows = compare_ways(task, recipe, team, request.device, link, request.rounds, view.notify)
     if team.leads:

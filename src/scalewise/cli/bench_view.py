@@ -9,9 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.cli.measure_sentence import rough
 from scalewise.cli.measure_view import HEIGHTS, bar, heights, small_table
-from scalewise.cli.views import seconds
+from scalewise.present.words import rough, seconds
 from scalewise.runs.measure.memory.budget import show_bytes
 from scalewise.stats.timing import Estimate
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from scalewise.cli import bisect_view, views
+from scalewise.cli import bisect_view
 from scalewise.cli.inputs import stored_task
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import RunFolderError, ScalewiseError
+from scalewise.present import terminal
 from scalewise.records import finite
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def bisect(
     from scalewise.engine.store.folder import RunFolder, read_recipe
     from scalewise.runs.bisect import compare
 
-    console = views.console(quiet)
+    console = terminal.console(quiet)
     folders = (RunFolder(left), RunFolder(right))
     if left.resolve() == right.resolve():
         raise RunFolderError(f"two runs are needed, got {left} twice; name another")

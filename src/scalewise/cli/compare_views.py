@@ -14,8 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.cli import views
-from scalewise.cli.views import console, number, seconds
+from scalewise.present import live
+from scalewise.present.terminal import console
+from scalewise.present.words import number, seconds
 from scalewise.recipe import Derived
 from scalewise.runs.compare.comparison import Remaining, Tuned
 from scalewise.runs.compare.jobs import Job, Message, Outcome, Progress
@@ -162,7 +163,7 @@ def derived_lines(rows: Sequence[RemedyRow]) -> Iterator[str]:
     for row in rows:
         if row.name == "auto":
             where = f"[dim]{row.workers} workers:[/dim] " if has_several_counts(rows) else ""
-            for line in views.derived_lines(Derived(**value) for value in row.derived):
+            for line in live.derived_lines(Derived(**value) for value in row.derived):
                 yield f"{where}{line}"
 
 

@@ -9,7 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli import doctor_view, views
+from scalewise.cli import doctor_view
+from scalewise.present import terminal
 
 
 def doctor(
@@ -43,5 +44,5 @@ def doctor(
     diagnosis = diagnose_folder(run, single)
     if json:
         print(to_json.dumps({"findings": [finding.to_json() for finding in diagnosis.findings]}, indent=2))
-    views.console(quiet).print(doctor_view.diagnosis_view(diagnosis))
+    terminal.console(quiet).print(doctor_view.diagnosis_view(diagnosis))
     return 0

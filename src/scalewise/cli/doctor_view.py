@@ -8,9 +8,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.cli.views import number
 from scalewise.doctor.diagnose import CHECKS, TITLES, Diagnosis
 from scalewise.doctor.evidence import Evidence, Finding, Severity
+from scalewise.present.words import number
 
 COLOURS: dict[Severity, str] = {"high": "bold white on red", "medium": "black on yellow", "low": "black on cyan"}
 

@@ -14,11 +14,11 @@ from cyclopts import Parameter
 
 from scalewise.cli import forecast_view as views
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
-from scalewise.cli.measure_view import MeasureView
-from scalewise.cli.views import console
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import DataError, ScalewiseError, TargetMissed, UsageError
 from scalewise.files import read_json
+from scalewise.present.live import StatusView
+from scalewise.present.terminal import console
 from scalewise.runs.request import resumed_folder, single_recipe
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _from_file(request: Request) -> int:
     found = outlook(read_points(Path(request.source)), request.target)
     if request.out is not None:
         request.out.mkdir(parents=True, exist_ok=True)
-    return _finish(request, found, [], request.out, MeasureView(request.quiet))
+    return _finish(request, found, [], request.out, StatusView(request.quiet))
 
 
 def _from_task(request: Request) -> int:
@@ -211,7 +211,7 @@ def _from_task(request: Request) -> int:
     run = RunRecipe(request.source, request.settings, recipe, derived)
     folder = resumed or make_folder(request.out, f"forecast-{task.name}").path
     folders.save_request(folder, asked)
-    view = MeasureView(request.quiet)
+    view = StatusView(request.quiet)
     try:
         with view.live():
             trained = _train(request, task, run, folder, view)
@@ -231,7 +231,7 @@ def _check_sizes(request: Request) -> None:
         raise UsageError(f"{flag} needs {LEAST_SIZES} or more, for a curve with three unknowns, got {len({*asked})}")
 
 
-def _train(request: Request, task: Task, run: RunRecipe, folder: Path, view: MeasureView) -> list[Trained]:
+def _train(request: Request, task: Task, run: RunRecipe, folder: Path, view: StatusView) -> list[Trained]:
     from scalewise.runs.subsets import on_shares, on_sizes
 
     if request.sizes:
@@ -239,7 +239,7 @@ def _train(request: Request, task: Task, run: RunRecipe, folder: Path, view: Mea
     return on_shares(task, run, request.shares, request.seeds, folder, request.device, view.notify)
 
 
-def _points(request: Request, trained: list[Trained], view: MeasureView) -> Points:
+def _points(request: Request, trained: list[Trained], view: StatusView) -> Points:
     """Errors by size; none at all on the test data is less than they can show, and no point of a curve."""
     from scalewise.runs.forecast import Kind, Points
     from scalewise.stats.learning_curve import LEAST_SIZES
@@ -259,7 +259,7 @@ def _points(request: Request, trained: list[Trained], view: MeasureView) -> Poin
     return Points(kind, seen)
 
 
-def _finish(request: Request, found: Outlook, trained: list[Trained], folder: Path | None, view: MeasureView) -> int:
+def _finish(request: Request, found: Outlook, trained: list[Trained], folder: Path | None, view: StatusView) -> int:
     """Write, draw and print the forecast; a target that cannot be reached is exit code 3."""
     from scalewise.records import finite, write_atomically
 

@@ -9,9 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.cli.measure_sentence import rough
 from scalewise.cli.plan_view import money_of
-from scalewise.cli.views import seconds
+from scalewise.present.words import rough, seconds
 
 if TYPE_CHECKING:
     from scalewise.runs.forecast import Outlook

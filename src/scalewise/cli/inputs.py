@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 from cyclopts import Group, Parameter
 from rich.console import Console
 
-from scalewise.cli import views
 from scalewise.errors import RunFolderError
+from scalewise.present.live import DownloadView
 from scalewise.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def download(task_spec: str, data: Path | None, quiet: bool) -> None:
 
     source = BUILT_IN[task_spec].published() if task_spec in BUILT_IN else None
     if source is not None and sources.find(source, data) is None:
-        view = views.DownloadView(quiet)
+        view = DownloadView(quiet)
         with view.live():
             sources.read(source, data, view.show)
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
-from scalewise.cli.measure_view import MeasureView, screen
+from scalewise.cli.measure_view import screen
 from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.errors import Interrupted, ScalewiseError, TargetMissed, TooLittleMemory, UsageError
+from scalewise.present.live import StatusView
 from scalewise.recipe import Recipe, resolve
 from scalewise.runs.measure import wanted as folders
 from scalewise.runs.measure.memory.budget import parse_bytes
@@ -210,7 +211,7 @@ def _measure(task: Task, run: RunRecipe, wanted: Wanted, options: Options, folde
     """Measure everything, then write and draw what came out."""
     from scalewise.runs.measure.measured import Unfinished, measured
 
-    view = MeasureView(options.quiet)
+    view = StatusView(options.quiet)
     with view.live():
         try:
             measurement = measured(task, run, wanted, folder, view.notify)

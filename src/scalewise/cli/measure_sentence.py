@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from scalewise.cli.views import number
+from scalewise.present.words import number
 
 if TYPE_CHECKING:
     from scalewise.runs.measure.efficiency import Efficiency

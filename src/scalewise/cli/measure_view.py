@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -14,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from scalewise.cli.measure_sentence import percent, percents, rough, sentence, with_interval, worth
-from scalewise.cli.views import blocks, console, number, seconds
+from scalewise.present.terminal import blocks
+from scalewise.present.words import number, seconds
 from scalewise.runs.measure.memory.budget import show_bytes
-from scalewise.runs.request import Notice
 
 if TYPE_CHECKING:
     from scalewise.runs.measure.critical.branch import BranchReport
@@ -32,30 +30,6 @@ BAR_WIDTH = 24
 HEIGHTS = "▁▂▃▄▅▆▇█"
 GAP = 4  # between tables side by side
 THROUGHPUT_LINES, LAYER_LINES = 8, 12
-LINE_SECONDS = 2.0  # between lines, where there is no terminal
-
-
-class MeasureView:
-    """What is being done now: on a terminal in one place, elsewhere a line now and then."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.console = console(quiet)
-        self._status = self.console.status("measuring") if self.console.is_terminal and not quiet else None
-        self._quiet_until = 0.0
-
-    def live(self) -> AbstractContextManager[object]:
-        """The context in which it is on the screen."""
-        return self._status or nullcontext()
-
-    def notify(self, line: str) -> None:
-        """Show what is being done; a notice stays on the screen."""
-        if isinstance(line, Notice):
-            self.console.print(line, style="dim", markup=False)
-        elif self._status is not None:
-            self._status.update(escape(line))
-        elif time.monotonic() >= self._quiet_until:
-            self.console.print(line, style="dim", markup=False)
-            self._quiet_until = time.monotonic() + LINE_SECONDS
 
 
 def screen(found: Measurement, width: int) -> RenderableType:

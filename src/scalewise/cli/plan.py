@@ -16,12 +16,12 @@ from cyclopts import Group, Parameter
 
 from scalewise.cli import plan_view as views
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
-from scalewise.cli.measure_view import MeasureView
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import ScalewiseError, TargetMissed, UsageError
 from scalewise.plan import assemble as assembling
 from scalewise.plan.assemble import Hardware
 from scalewise.plan.jobs import IN_CONTAINERS, System
+from scalewise.present.live import StatusView
 from scalewise.runs.plan import PlanRequest, complete, known_with_measured, task_facts
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _start(request: PlanRequest) -> int:
         raise UsageError(f"--budget {request.budget:g} needs the price of a device; add --price 2.50/h")
     download(request.task, request.data, request.quiet)
     task = load_task(request.task, request.settings, request.data)
-    view = MeasureView(request.quiet)
+    view = StatusView(request.quiet)
     try:
         run, facts = complete(request, task), task_facts(request, task)
         known = read_records(request.sources, facts)
@@ -290,7 +290,7 @@ def _train_arguments(request: PlanRequest, planned: Plan, workers: int) -> tuple
     return tuple(words)
 
 
-def _finish(request: PlanRequest, planned: Plan, folder: Path, view: MeasureView) -> int:
+def _finish(request: PlanRequest, planned: Plan, folder: Path, view: StatusView) -> int:
     """Write, draw and print the plan; a wish that cannot be kept is exit code 3."""
     from scalewise.plan.jobs import job_file
     from scalewise.records import finite, write_atomically

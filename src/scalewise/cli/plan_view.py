@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.cli.measure_sentence import rough
-from scalewise.cli.views import metric, number, seconds
+from scalewise.present.words import metrics, number, rough, seconds
 
 if TYPE_CHECKING:
     from scalewise.plan.document import Plan
@@ -90,11 +89,11 @@ def accuracy_line(plan: Plan) -> str:
     assert inputs.accuracy is not None
     if plan.target is not None and plan.wish.impossible is None:
         steps = rough(inputs.single_steps)
-        return f"to validation {metric(name, plan.target)}, which one worker reaches in {steps} steps"
+        return f"to validation {metrics({name: plan.target})}, which one worker reaches in {steps} steps"
     low, high = inputs.accuracy_low, inputs.accuracy_high
     spread = "one run: its spread is not known" if low is None or high is None else f"{number(low)} to {number(high)}"
     expected = (
-        f"test {metric(name, inputs.accuracy)} ({spread}) as with one worker: every row trains until it is as far"
+        f"test {metrics({name: inputs.accuracy})} ({spread}) as with one worker: every row trains until it is as far"
     )
     seen = [f"{count:,} workers {number(found.value or 0.0)} (n={found.runs})" for count, found in plan.seen.items()]
     return f"{expected}; really seen: {', '.join(seen)}" if seen else expected

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from scalewise.cli import views
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
 from scalewise.cli.profile_view import screen
 from scalewise.engine.placement import (
@@ -24,6 +23,7 @@ from scalewise.engine.placement import (
     default_processes,
 )
 from scalewise.errors import LostContact, ScalewiseError, UsageError
+from scalewise.present import terminal
 from scalewise.recipe import Recipe, resolve
 from scalewise.records import finite, write_atomically
 from scalewise.runs.request import compiles
@@ -173,7 +173,7 @@ def _profile(request: Request, task: Task, recipe: Recipe, leads: bool) -> Outco
     from scalewise.engine.processes.failures import translated
     from scalewise.runs.profile.profiler import profile as profiled
 
-    console = views.console(request.quiet or not leads)
+    console = terminal.console(request.quiet or not leads)
 
     def notify(line: str) -> None:  # no spinner: it would be a thread that takes time from the steps
         console.print(line, style="dim", markup=False)
@@ -198,7 +198,7 @@ def _report(request: Request, task: Task, outcome: Outcome | None) -> int:
     document = {"run": str(folder), **outcome.profile.to_json(), "trace": str(trace)}
     text = to_json.dumps(finite(document), indent=2)
     write_atomically(folder / DOCUMENT_FILE, text + "\n")
-    console = views.console(request.quiet)
+    console = terminal.console(request.quiet)
     leave_page(folder, console)
     console.print(screen(outcome.profile, console.width))
     console.print(f"folder {folder}; open {TRACE_FILE} in ui.perfetto.dev", style="dim", markup=False)

@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.cli.views import blocks, count, number
+from scalewise.present.terminal import blocks
+from scalewise.present.words import count, number
 from scalewise.runs.profile.profile import COMPUTING, INPUT, MEANING, OTHER, UPDATING
 from scalewise.runs.profile.verdict import milliseconds, percent
 
@@ -65,7 +66,7 @@ def headline(found: Profile) -> Text:
     setting = found.setting
     speed = setting.workers * setting.worker_batch / found.step_seconds
     of = f"{count(setting.workers, 'worker')} × {setting.worker_batch:,} samples on "
-    where = f"{count(setting.processes, 'process', 'es')}, {count(setting.threads, 'thread')}, {setting.device}"
+    where = f"{count(setting.processes, 'process', 'processes')}, {count(setting.threads, 'thread')}, {setting.device}"
     return Text.assemble(
         (f"a step takes {milliseconds(found.step_seconds)}", "bold"),
         (f", {number(speed)} samples a second: {of}{where}", "dim"),

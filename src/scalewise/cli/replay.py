@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from scalewise.cli import replay_view, views
+from scalewise.cli import replay_view
 from scalewise.cli.inputs import stored_task
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import ScalewiseError
+from scalewise.present import terminal
 from scalewise.records import finite
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def replay(
     from scalewise.engine.store.folder import RunFolder, read_recipe
     from scalewise.runs.replay import replay as compute
 
-    console = views.console(quiet)
+    console = terminal.console(quiet)
     with contextlib.redirect_stdout(sys.stderr):
         folder = RunFolder(run)
         recipe = read_recipe(folder)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.cli.views import number
+from scalewise.present.words import number
 
 if TYPE_CHECKING:
     from scalewise.runs.replay import Replay, WorkerReplay

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli import views
 from scalewise.errors import UsageError
+from scalewise.present import terminal
 
 
 def report(
@@ -51,7 +51,7 @@ def report(
     write_atomically(path, made)
     if json:
         print(to_json.dumps({"report": str(path), "runs": [str(run) for run in runs], "bytes": path.stat().st_size}))
-    views.console(quiet).print(f"report {path} ({path.stat().st_size / 1000:,.0f} kB)", markup=False)
+    terminal.console(quiet).print(f"report {path} ({path.stat().st_size / 1000:,.0f} kB)", markup=False)
     if open:
         import webbrowser
 

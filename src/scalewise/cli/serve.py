@@ -11,8 +11,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli import views
 from scalewise.errors import Interrupted, RunFolderError, UsageError
+from scalewise.present import terminal
 
 
 def serve(
@@ -58,7 +58,7 @@ def serve(
         address = f"http://{ADDRESS}:{bound}/{token}/"
         if json:
             print(to_json.dumps({"url": address, "folder": str(folder)}), flush=True)
-        console = views.console(quiet)
+        console = terminal.console(quiet)
         console.print(f"serving {folder} at\n{address}", markup=False, soft_wrap=True)
         console.print("only this machine can open it, with this address; Ctrl-C ends it", style="dim")
         if open:

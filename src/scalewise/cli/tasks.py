@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as to_json
 from pathlib import Path
 
-from scalewise.cli import views
+from scalewise.present import terminal
+from scalewise.present.story import Cell, Table
 from scalewise.tasks import BUILT_IN
 
 
@@ -28,5 +29,8 @@ def tasks(*, data: Path | None = None, json: bool = False, quiet: bool = False) 
     if json:
         print(to_json.dumps({"tasks": rows}, indent=2))
     elif not quiet:
-        views.console().print(views.task_table(rows))
+        cells = tuple((Cell(row["name"], "strong"), row["summary"], row["data"]) for row in rows)
+        table = Table(("task", "what", "data"), cells, "Built-in tasks", words=frozenset({1, 2}))
+        where = terminal.console()
+        where.print(terminal.table_view(table, where.width))
     return 0

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from scalewise.cli import views
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
 from scalewise.engine.placement import (
     CHECK_REPLICAS,
@@ -33,6 +32,7 @@ from scalewise.engine.placement import (
 from scalewise.engine.processes import signals
 from scalewise.errors import Failed, LostContact, PlacementError, RecipeError, ScalewiseError
 from scalewise.extras import check as check_extra
+from scalewise.present import live, terminal
 from scalewise.recipe import Derived, Recipe, RecipeMode
 from scalewise.runs.request import compiles, resumed_folder
 from scalewise.trackers import TrackerName, tracking
@@ -233,7 +233,7 @@ def _launch(request: Request, processes: int, threads: int, nursery: Nursery | N
     """Train in several processes on this machine, and say when they are started again."""
     from scalewise.engine.processes.launch import Elasticity, launch
 
-    console = views.console(request.quiet)
+    console = terminal.console(request.quiet)
     restarts = MAX_RESTARTS if request.max_restarts is None else request.max_restarts
     elasticity = Elasticity(
         max_restarts=restarts,
@@ -357,16 +357,16 @@ def _train_in(
 
     team = training.team
     quiet = request.quiet or not team.leads
-    console = views.console(quiet)
+    console = terminal.console(quiet)
     if resumed is not None:
         _load(training, resumed, console)
     if team.leads:
         begin(folder, run, team.device.type, team.size)
-    for line in views.derived_lines(run.derived):
+    for line in live.derived_lines(run.derived):
         console.print(line)
     if training.validation is not None and training.task.validation is None:
         console.print(f"validation: {len(training.validation):,} training samples held out to select by")
-    view = views.TrainingView(quiet, training.planned_steps, training.pace.total, training.progress.learned)
+    view = live.TrainingView(quiet, training.planned_steps, training.pace.total, training.progress.learned)
     try:
         told = request.track if team.leads else []
         warn = functools.partial(view.console.print, style="yellow", markup=False)

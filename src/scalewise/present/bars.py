@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from scalewise.present.charts import RIGHT, WIDTH, dot, frame, x_ticks
-from scalewise.present.pieces import Figure, Key, Table
 from scalewise.present.scales import Axis, Scale, fitted
+from scalewise.present.story import Figure, Key, Table
 
 LEFT = 12
 ROW, NAME, BOTTOM = 38, 16, 40

@@ -9,8 +9,8 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from scalewise.present.pieces import Figure, Key, Table
 from scalewise.present.scales import Axis, Scale, fitted
+from scalewise.present.story import Figure, Key, Table
 from scalewise.present.words import NOTHING, number
 
 WIDTH, HEIGHT = 460, 290

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +20,6 @@ from markupsafe import Markup
 from scalewise import __version__
 from scalewise.present.charts import dot
 from scalewise.present.folders import Run, read_run
-from scalewise.present.pieces import Story, source
 from scalewise.present.stories.bench import benching_story
 from scalewise.present.stories.compare import comparison_story
 from scalewise.present.stories.forecast import forecasting_story
@@ -24,6 +27,7 @@ from scalewise.present.stories.measure import measurement_story
 from scalewise.present.stories.plan import planning_story
 from scalewise.present.stories.profile import profiling_story
 from scalewise.present.stories.train import training_story
+from scalewise.present.story import Story
 from scalewise.records import write_atomically
 
 FILE = "report.html"
@@ -36,6 +40,10 @@ STORIES = {
     "bench": benching_story,
     "profile": profiling_story,
 }
+
+
+# Within a script element only these could end it, begin a comment, or end a line of JavaScript.
+ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 @cache
@@ -53,8 +61,23 @@ def script() -> str:
 @cache
 def _environment() -> Environment:
     found = Environment(loader=FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    found.globals |= {"kind": lambda block: type(block).__name__, "dot": dot}
+    found.globals |= {"kind": lambda block: type(block).__name__, "dot": dot, "embedded": embedded}
     return found
+
+
+def embedded(value: object) -> Markup:
+    """A JSON value for a script element of type application/json.
+
+    >>> print(embedded({"name": "</script><b>"}))
+    {"name": "\\u003c/script\\u003e\\u003cb\\u003e"}
+    """
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    return Markup("".join(ESCAPES.get(character, character) for character in text))
+
+
+def source(text: str) -> str:
+    """The name by which a content security policy allows one style or script, and nothing else."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def policy(live: bool) -> str:
@@ -74,7 +97,8 @@ def stories(runs: Sequence[Run], inside: Path | None = None) -> list[Story]:
     """What the runs have to say: trainings together, every other folder for itself."""
     trained = [run for run in runs if run.kind == "train"]
     found = [training_story(trained, inside)] if trained else []
-    return found + [STORIES[run.kind](run) for run in runs if run.kind != "train"]
+    others = [run for run in runs if run.kind != "train"]
+    return found + [replace(STORIES[run.kind](run.document), name=run.name, problems=run.problems) for run in others]
 
 
 def render(title: str, told: Sequence[Story], sources: str, live: str | None = None, home: str | None = None) -> str:
@@ -144,6 +168,3 @@ def leave(folder: Path) -> str:
     except Exception as error:  # no page is worth a run
         return f"{folder / FILE} could not be written: {error!r}"
     return ""
-
-
-# Within a script element only these could end it, begin a comment, or end a line of JavaScript.

@@ -1,13 +1,18 @@
-"""Numbers as people read them on a page."""
+"""Numbers in words: the only place where a number, a share, a duration, an amount or an interval becomes text.
+
+What is missing is "–". An interval is always "95.6 to 105.2"; its level, where it is not said by a column, is 95 %.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 # Metrics between 0 and 1 that people read as percentages.
 SHARES = ("accuracy",)
 NOTHING = "–"
+Shown = Callable[[float | None], str]
+UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
 
 
 def number(value: float | None) -> str:
@@ -25,6 +30,15 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def rough(value: float | None) -> str:
+    """Three digits of a number that is not known better.
+
+    >>> rough(353745.2), rough(97.31), rough(2.17634), rough(None)
+    ('354,000', '97.3', '2.18', '–')
+    """
+    return number(None if value is None else float(f"{value:.3g}"))
+
+
 def short(value: float) -> str:
     """A number for the tick of an axis.
 
@@ -37,18 +51,31 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
+def percent(value: float | None, digits: int = 0) -> str:
+    """A share.
+
+    >>> percent(0.4321), percent(0.97777, 2), percent(-0.1), percent(-0.001), percent(1e300)
+    ('43 %', '97.78 %', '−10 %', '0 %', '1e+302 %')
+    """
+    if value is None:
+        return NOTHING
+    return signed(f"{100 * value:.{digits}f} %") if abs(value) < 1e6 else f"{100 * value:.3g} %"
+
+
 def seconds(value: float | None) -> str:
     """A duration.
 
     >>> seconds(3.25), seconds(0.0123), seconds(75), seconds(7300), seconds(2e5), seconds(1e300)
     ('3.2 s', '12.3 ms', '1 min 15 s', '2 h 1 min', '2 d 7 h', '1e+300 s')
+    >>> seconds(0.0000123), seconds(0)
+    ('12.3 µs', '0 s')
     """
     if value is None:
         return NOTHING
     if not 1e-9 < abs(value) < 1e12:
         return f"{value:.3g} s"
     if abs(value) < 1:
-        return f"{1000 * value:.3g} ms"
+        return f"{1e6 * value:.3g} µs" if abs(value) < 1e-3 else f"{1e3 * value:.3g} ms"
     if abs(value) < 60:
         return f"{value:.1f} s"
     minutes, rest = divmod(int(value), 60)
@@ -58,14 +85,29 @@ def seconds(value: float | None) -> str:
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
+def seconds_span(low: float | None, high: float | None) -> str:
+    """From one duration to another, in one unit.
+
+    >>> seconds_span(3.04, 5.3), seconds_span(300, 5400), seconds_span(1, None)
+    ('3.0 to 5.3 s', '5.0 to 90 min', '–')
+    """
+    if low is None or high is None:
+        return NOTHING
+    unit, length = next((one for one in UNITS if high < 100 * one[1]), UNITS[-1])
+    first, last = (f"{end / length:.1f}" if end < 10 * length else f"{end / length:,.0f}" for end in (low, high))
+    return f"{first} to {last} {unit}"
+
+
 def money(amount: float | None) -> str:
     """A price.
 
-    >>> money(12.3456), money(1234567.0), money(0.00345)
-    ('12.35', '1,234,567', '0.0034')
+    >>> money(12.3456), money(1234567.0), money(0.5), money(0.00345), money(0)
+    ('12.35', '1,234,567', '0.50', '0.0034', '0.00')
     """
-    if amount is None or abs(amount) < 1 or abs(amount) >= 1e12:
-        return NOTHING if amount is None else f"{amount:.2g}"
+    if amount is None:
+        return NOTHING
+    if 0 < abs(amount) < 0.1 or abs(amount) >= 1e12:
+        return f"{amount:.2g}"
     return f"{amount:,.2f}" if abs(amount) < 1000 else f"{amount:,.0f}"
 
 
@@ -83,15 +125,46 @@ def size(amount: float | None) -> str:
     return f"{amount:.0f} B"
 
 
-def percent(value: float | None, digits: int = 0) -> str:
-    """A share.
+def count(amount: float | None, word: str, plural: str | None = None) -> str:
+    """A number of things.
 
-    >>> percent(0.4321), percent(0.97777, 2), percent(1e300)
-    ('43 %', '97.78 %', '1e+302 %')
+    >>> count(1, "worker"), count(8, "worker"), count(2, "process", "processes")
+    ('1 worker', '8 workers', '2 processes')
+    """
+    return f"{number(amount)} {word if amount == 1 else plural or word + 's'}"
+
+
+def times(ratio: float | None) -> str:
+    """A multiple.
+
+    >>> times(0.3219), times(8.0), times(None)
+    ('× 0.322', '× 8', '–')
+    """
+    return NOTHING if ratio is None else f"× {rough(ratio)}"
+
+
+def span(low: float | None, high: float | None, shown: Shown = number) -> str:
+    """From one number to another, with the unit said once; a missing end is an open one.
+
+    >>> span(95.6, 105.2), span(0.67, 0.77, percent), span(0.9, None, percent), span(0.5, 2, seconds)
+    ('95.6 to 105.2', '67 to 77 %', '90 % to ∞', '500 ms to 2.0 s')
+    """
+    first, last = "?" if low is None else shown(low), "∞" if high is None else shown(high)
+    amount, space, unit = first.rpartition(" ")
+    return f"{amount if space and last.endswith(f' {unit}') else first} to {last}"
+
+
+def interval(value: float | None, low: float | None, high: float | None, shown: Shown = number) -> str:
+    """A value with its interval; a missing end is an open one.
+
+    >>> interval(100.3, 95.6, 105.2), interval(100.3, 95.6, None), interval(None, 80.0, None)
+    ('100.3 (95.6 to 105.2)', '100.3 (95.6 to ∞)', 'at least 80')
+    >>> interval(0.72, 0.67, 0.77, percent)
+    '72 % (67 to 77 %)'
     """
     if value is None:
-        return NOTHING
-    return f"{100 * value:.{digits}f} %" if abs(value) < 1e6 else f"{100 * value:.3g} %"
+        return f"at least {shown(low)}" if low else "not known"
+    return shown(value) if low is None and high is None else f"{shown(value)} ({span(low, high, shown)})"
 
 
 def metric(name: str, value: float | None) -> str:
@@ -103,52 +176,64 @@ def metric(name: str, value: float | None) -> str:
     return percent(value, 2) if name in SHARES else number(value)
 
 
-def interval(
-    value: float | None, low: float | None, high: float | None, shown: Callable[[float | None], str] = number
-) -> str:
-    """A value with its interval; a missing end is an open one.
+def metrics(values: Mapping[str, float | None]) -> str:
+    """Several metrics with their names.
 
-    >>> interval(100.3, 95.6, 105.2), interval(100.3, 95.6, None), interval(None, 80.0, None)
-    ('100.3 (95.6 to 105.2)', '100.3 (95.6 to ∞)', 'at least 80')
+    >>> metrics({"loss": 0.0693, "bits_per_character": 2.5})
+    'loss 0.0693, bits per character 2.5'
+    """
+    return ", ".join(f"{spelled(name)} {metric(name, value)}" for name, value in values.items())
+
+
+def spelled(name: str) -> str:
+    """A metric's name as words."""
+    return name.replace("_", " ")
+
+
+def difference(name: str, value: float | None, digits: int = 3) -> str:
+    """How far two values of a metric lie apart, with its sign; of shares, in points.
+
+    >>> difference("accuracy", -0.0439), difference("accuracy", -1e-9), difference("loss", 0.21049)
+    ('−4.39', '0.00', '+0.21')
     """
     if value is None:
-        return "not known" if low is None else f"at least {shown(low)}"
-    if low is None and high is None:
-        return shown(value)
-    return f"{shown(value)} ({'?' if low is None else shown(low)} to {'∞' if high is None else shown(high)})"
+        return NOTHING
+    return signed(f"{100 * value:+.2f}" if name in SHARES else f"{value:+.{digits}g}")
 
 
-def rough(value: float | None) -> str:
-    """Three digits of a number that is not known better.
+def deviation(name: str, value: float | None) -> str:
+    """A standard deviation of a metric, without its unit.
 
-    >>> rough(353745.2), rough(2.17634), rough(None)
-    ('354,000', '2.18', '–')
+    >>> deviation("accuracy", 0.00314), deviation("loss", 0.02512)
+    ('0.31', '0.025')
     """
-    return number(None if value is None else float(f"{value:.3g}"))
-
-
-def count(amount: float | None, word: str, plural: str | None = None) -> str:
-    """A number of things.
-
-    >>> count(1, "worker"), count(8, "worker"), count(2, "process", "processes")
-    ('1 worker', '8 workers', '2 processes')
-    """
-    return f"{number(amount)} {word if amount == 1 else plural or word + 's'}"
+    if value is None:
+        return NOTHING
+    return f"{100 * value:.2f}" if name in SHARES else f"{value:.2g}"
 
 
 def signed(text: str) -> str:
     """Numbers with a minus as wide as a plus, and none before zero.
 
-    >>> signed("-2.59 to +0.10"), signed("-0.00 points")
-    ('−2.59 to +0.10', '0.00 points')
+    >>> signed("-2.59 to +0.10"), signed("-0.00 points"), signed("-0 %"), signed("-1e-05")
+    ('−2.59 to +0.10', '0.00 points', '0 %', '−1e-05')
     """
-    return re.sub(r"[-+](0\.0+)(?!\d)", r"\1", text).replace("-", "−")
+    return re.sub(r"(?<!e)-", "−", re.sub(r"(?<!e)[-+](0(?:\.0+)?)(?![\d.])", r"\1", text))
 
 
-def listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Names in a sentence.
 
     >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
     ('a', 'a and b', 'a, b and c')
     """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
+
+
+def sentence(text: str) -> str:
+    """A clause as a sentence.
+
+    >>> sentence("they agree"), sentence("Done."), sentence("")
+    ('They agree.', 'Done.', '')
+    """
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?', '!')) else '.'}" if text else ""

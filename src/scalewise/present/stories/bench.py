@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from scalewise.present.bars import Bar, bars
 from scalewise.present.charts import LOOKS, Series, line_chart
-from scalewise.present.folders import Run
-from scalewise.present.pieces import Block, Figure, Key, Section, Story, Table
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
+from scalewise.present.story import Block, Figure, Key, Section, Story, Table
 from scalewise.present.words import count, number, percent, seconds, size
 
 MOST_ROWS = 400
@@ -26,18 +25,15 @@ QUESTIONS = {
 }
 
 
-def benching_story(run: Run) -> Story:
+def benching_story(document: Stored) -> Story:
     """The story of one bench."""
-    document = run.document
     rows = [row for row in document.parts("rows")[:MOST_ROWS] if row.is_object]
     kind = document.text("kind")
     sections = [scaling_section(rows), growth_section(kind, rows), rows_section(rows)]
     return Story(
-        name=run.name,
         question=QUESTIONS.get(kind, f"What did bench {kind} find?"),
         answer=answer(document, rows),
         sections=tuple(section for section in sections if section is not None),
-        problems=run.problems,
     )
 
 

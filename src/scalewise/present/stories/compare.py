@@ -6,16 +6,14 @@ from collections.abc import Sequence
 
 from scalewise.present.bars import Spread, intervals
 from scalewise.present.charts import LOOKS, Series, line_chart
-from scalewise.present.folders import Run
-from scalewise.present.pieces import Block, Cell, Fact, Section, Story, Table
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
+from scalewise.present.story import Block, Cell, Fact, Section, Story, Table
 from scalewise.present.words import SHARES, count, listed, metric, number, seconds, signed
 
 
-def comparison_story(run: Run) -> Story:
+def comparison_story(document: Stored) -> Story:
     """The story of one comparison."""
-    document = run.document
     rows = document.parts("rows")
     name = document.text("metric", "name") or "metric"
     workers = [value for value in document.numbers("workers") if value is not None]
@@ -29,12 +27,10 @@ def comparison_story(run: Run) -> Story:
         reasons_section(rows),
     ]
     return Story(
-        name=run.name,
         question=f"{cost}, and which remedy brings it back?",
         answer=verdict(rows, name, several, bool(document.flag("metric", "higher_is_better"))),
         facts=_facts(document, rows),
         sections=tuple(section for section in sections if section is not None),
-        problems=run.problems,
     )
 
 

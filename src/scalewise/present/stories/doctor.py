@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scalewise.doctor.diagnose import CHECKS, TITLES, Diagnosis, diagnose_folder
 from scalewise.present.folders import Run, is_safe
-from scalewise.present.pieces import Block, Finding, Section
+from scalewise.present.story import Block, Finding, Section
 from scalewise.present.words import count
 
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from scalewise.present.charts import Mark, Series, line_chart
-from scalewise.present.folders import Run
-from scalewise.present.pieces import Block, Fact, Section, Story, Table
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
+from scalewise.present.story import Block, Fact, Section, Story, Table
 from scalewise.present.words import interval, money, number, rough, seconds
 
 CURVE_POINTS = 60
 
 
-def forecasting_story(run: Run) -> Story:
+def forecasting_story(document: Stored) -> Story:
     """The story of one forecast."""
-    document = run.document
     sections = [curve_section(document), takes_section(document)]
     return Story(
-        name=run.name,
         question=f"How much does the error fall with more {document.text('kind') or 'data'}?",
         answer=answer(document),
         facts=_facts(document),
         sections=tuple(section for section in sections if section is not None),
-        problems=run.problems,
     )
 
 

@@ -7,18 +7,16 @@ from collections.abc import Sequence
 
 from scalewise.present.bars import Bar, bars
 from scalewise.present.charts import Mark, Series, line_chart
-from scalewise.present.folders import Run
-from scalewise.present.pieces import Block, Fact, Figure, Key, Section, Story, Table
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
+from scalewise.present.story import Block, Fact, Figure, Key, Section, Story, Table
 from scalewise.present.words import count, interval, number, percent, seconds, size
 
 CURVE_POINTS = 60
 
 
-def measurement_story(run: Run) -> Story:
+def measurement_story(document: Stored) -> Story:
     """The story of one measurement."""
-    document = run.document
     sections = [
         noise_section(document),
         critical_section(document),
@@ -31,12 +29,10 @@ def measurement_story(run: Run) -> Story:
         how_section(document),
     ]
     return Story(
-        name=run.name,
         question=f"How far can {document.text('task')} scale?",
         answer=answer(document),
         facts=_facts(document),
         sections=tuple(section for section in sections if section is not None),
-        problems=run.problems,
     )
 
 

@@ -8,19 +8,17 @@ from dataclasses import MISSING, fields
 from scalewise.plan.model import Inputs
 from scalewise.plan.words import ETHERNET_LATENCY
 from scalewise.present.charts import Mark, Series, line_chart
-from scalewise.present.folders import Run
-from scalewise.present.pieces import Block, Cell, Command, Fact, Planner, Section, Story, Table, embedded
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
+from scalewise.present.story import Block, Cell, Command, Fact, Planner, Section, Story, Table
 from scalewise.present.words import NOTHING, count, metric, money, number, percent, rough, seconds
 from scalewise.records import finite
 
 MOST_ROWS = 64
 
 
-def planning_story(run: Run) -> Story:
+def planning_story(document: Stored) -> Story:
     """The story of one plan."""
-    document = run.document
     rows = rows_of(document)
     chosen = recommended(document, rows)
     sections = [
@@ -30,12 +28,10 @@ def planning_story(run: Run) -> Story:
     ]
     task = document.text("task")
     return Story(
-        name=run.name,
         question=f"How many workers are worth it{f' for {task}' if task else ''}?",
         answer=answer(document),
         facts=_facts(chosen, rows),
         sections=tuple(section for section in sections if section is not None),
-        problems=run.problems,
     )
 
 
@@ -182,7 +178,7 @@ def planner_section(document: Stored, rows: Sequence[Stored], chosen: Stored | N
     lead = "Move a slider: every number follows, by the formulas of scalewise plan."
     if len(known) < 2:
         lead += " A slider for the target needs validation data: plan with --target."
-    return Section("What if?", (Planner(embedded(finite(data))),), lead)
+    return Section("What if?", (Planner(finite(data)),), lead)
 
 
 def model_inputs(stored: Stored) -> dict[str, float | None] | None:

@@ -6,31 +6,27 @@ from collections.abc import Sequence
 
 from scalewise.present.bars import Bar, bars
 from scalewise.present.charts import Series, line_chart, thinned
-from scalewise.present.folders import Run
-from scalewise.present.pieces import Block, Fact, Key, Section, Story, Table
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
+from scalewise.present.story import Block, Fact, Key, Section, Story, Table
 from scalewise.present.words import count, number, percent, seconds
 
 WAITING = 7  # the look of time that is waited
 MOST_SPANS, MOST_LANES, MOST_POINTS = 2_000, 24, 240
 
 
-def profiling_story(run: Run) -> Story:
+def profiling_story(document: Stored) -> Story:
     """The story of one profile."""
-    document = run.document
     task = document.text("task")
     sections = [phases_section(document), timeline_section(document), usage_section(document)]
     advice = [part.shown() for part in document.parts("advice")] or [document.text("advice")]
     bottleneck = document.text("bottleneck") or document.text("bottleneck", "name")
     said = bottleneck if bottleneck.endswith(".") else f"Most of it goes into {bottleneck}."
     return Story(
-        name=run.name,
         question=f"Where does the time of a step go{f' in {task}' if task else ''}?",
         answer=" ".join([said, *(line for line in advice if line)]) if bottleneck else "There are no phases yet.",
         facts=_facts(document),
         sections=tuple(section for section in sections if section is not None),
-        problems=run.problems,
     )
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from scalewise.present.charts import Mark, Series, line_chart, thinned
 from scalewise.present.folders import Run
-from scalewise.present.pieces import Block, Cell, Fact, Figure, Section, Story, Switch, Table
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
 from scalewise.present.stories.doctor import findings_section
+from scalewise.present.story import Block, Cell, Fact, Figure, Section, Story, Switch, Table
 from scalewise.present.words import SHARES, count, interval, metric, number, percent, seconds
 
 MOST_POINTS = 240

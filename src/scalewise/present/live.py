@@ -1,0 +1,221 @@
+"""What is drawn while something is going on, on stderr: bars, the epochs' lines, what is being measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from scalewise.present.terminal import console
+from scalewise.present.words import count, metric, metrics, number, seconds, spelled
+from scalewise.recipe import Derived
+from scalewise.records import Epoch, Record, Result, Step
+from scalewise.runs.request import Notice
+
+EPOCH_LINES = 25
+LINE_SECONDS = 2.0  # between lines, where there is no terminal
+
+
+class StatusView:
+    """What is being done now: on a terminal in one place, elsewhere a line now and then."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.console = console(quiet)
+        self._status = self.console.status("measuring") if self.console.is_terminal and not quiet else None
+        self._quiet_until = 0.0
+
+    def live(self) -> AbstractContextManager[object]:
+        """The context in which it is on the screen."""
+        return self._status or nullcontext()
+
+    def notify(self, line: str) -> None:
+        """Show what is being done; a notice stays on the screen."""
+        if isinstance(line, Notice):
+            self.console.print(line, style="dim", markup=False)
+        elif self._status is not None:
+            self._status.update(escape(line))
+        elif time.monotonic() >= self._quiet_until:
+            self.console.print(line, style="dim", markup=False)
+            self._quiet_until = time.monotonic() + LINE_SECONDS
+
+
+class DownloadView:
+    """A progress bar per file that is downloaded, on a terminal; else a line."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.console = console(quiet)
+        self._bar = Progress(
+            TextColumn("downloading {task.description}"),
+            BarColumn(bar_width=24),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+        )
+        self._rows: dict[str, TaskID] = {}
+
+    def live(self) -> AbstractContextManager[object]:
+        """The context in which the bar is on the screen."""
+        return self._bar if self.console.is_terminal and not self.console.quiet else nullcontext()
+
+    def show(self, name: str, done: int, total: int) -> None:
+        """Draw how far a file is."""
+        if name not in self._rows:
+            self._rows[name] = self._bar.add_task(name, total=total or None)
+            if not self.console.is_terminal:
+                self.console.print(f"downloading {name} ({total / 1e6:,.1f} MB)", markup=False)
+        self._bar.update(self._rows[name], completed=done)
+
+
+class TrainingView:
+    """A progress bar on a terminal, a line per epoch, and the final table."""
+
+    def __init__(self, quiet: bool, steps: int | None, total: float, done: float) -> None:
+        """Nothing is drawn before `live`.
+
+        Arguments:
+            quiet: draw nothing at all.
+            steps: how many there will be, if that is known.
+            total, done: progress at the end and now.
+        """
+        self.console = console(quiet)
+        self._of = "" if steps is None else f"/{steps:,}"
+        self._bar = Progress(
+            TextColumn("step {task.fields[step]}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("{task.fields[numbers]}"),
+            console=self.console,
+            transient=True,
+        )
+        self._shows_bar = self.console.is_terminal and not quiet
+        self._row = self._bar.add_task("train", total=total, completed=int(done), step=f"0{self._of}", numbers="")
+        self._has_header = False
+        self._started: tuple[float, int] | None = None
+        self._total, self._progress, self._next_line = total, done, 0.0
+        self._input_seconds = 0.0
+        self._steps = 0
+
+    def live(self) -> AbstractContextManager[object]:
+        """The context in which the bar is on the screen."""
+        return self._bar if self._shows_bar else nullcontext()
+
+    def show(self, record: Record) -> None:
+        """Draw one record."""
+        if isinstance(record, Step):
+            self._input_seconds += record.input_seconds
+            self._steps += 1
+            self._progress = record.progress
+            if self._shows_bar:
+                shown = f"{record.step:,}{self._of}"
+                self._bar.update(self._row, completed=record.progress, step=shown, numbers=self._numbers(record))
+        elif isinstance(record, Epoch):
+            if not (record.best or self._is_due()):
+                return
+            if not self._has_header:
+                self.console.print(epoch_header(record), no_wrap=True)
+                self._has_header = True
+            self.console.print(epoch_line(record), no_wrap=True)
+        else:
+            self.console.print()
+            step_seconds = record.samples / max(record.steps, 1) / max(record.samples_per_second, 1e-9)
+            self.console.print(result_table(record, self._input_seconds / max(self._steps * step_seconds, 1e-9)))
+
+    def _is_due(self) -> bool:
+        """Whether an epoch gets a line: no more than about EPOCH_LINES of them, evenly over the training."""
+        due = self._progress >= min(self._next_line, self._total)
+        if due:
+            self._next_line = self._progress + 0.999 * self._total / EPOCH_LINES
+        return due
+
+    def _numbers(self, record: Step) -> str:
+        if self._started is None:
+            self._started = record.seconds, record.samples
+        elapsed = record.seconds - self._started[0]
+        speed = f"  {number((record.samples - self._started[1]) / elapsed)} samples/s" if elapsed > 0 else ""
+        shown = metrics({"loss": record.loss, **record.metrics})
+        return f"{shown}  LR {number(record.lr)}{speed}"
+
+
+def derived_lines(derived: Iterable[Derived]) -> Iterator[str]:
+    """Each value that nobody gave, with its reason."""
+    for value in derived:
+        shown = str(value.value) if isinstance(value.value, str | bool) else number(value.value)
+        yield f"[dim]auto[/dim]  {value.field} = [bold]{shown}[/bold]  [dim]{escape(value.reason)}[/dim]"
+
+
+def epoch_header(record: Epoch) -> str:
+    """The titles over the epochs' lines."""
+    return "[dim]" + "  ".join(f"{title:>{_width(title)}}" for title, _ in _epoch_columns(record)) + "[/dim]"
+
+
+def epoch_line(record: Epoch) -> str:
+    """One line at the end of an epoch; its columns stand under those of `epoch_header`."""
+    line = "  ".join(f"{value:>{_width(title)}}" for title, value in _epoch_columns(record))
+    return f"{line}  [green]best[/green]" if record.best else line
+
+
+def _epoch_columns(record: Epoch) -> list[tuple[str, str]]:
+    """Titles and values."""
+    columns = [("epoch", f"{record.epoch:.2f}"), ("step", f"{record.step:,}")]
+    for part, values in (("train", record.train), ("validation", record.validation or {})):
+        for name, value in values.items():
+            title = spelled(name)
+            columns.append((f"{part} {title}" if name == "loss" else title, metric(name, value)))
+    return [*columns, ("samples/s", number(record.samples_per_second))]
+
+
+def _width(title: str) -> int:
+    return max(len(title), 7)
+
+
+def result_table(result: Result, input_share: float = 0.0) -> Table:
+    """The outcome of a run; `input_share` of the steps' time was spent waiting for samples."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    spread = f"{result.workers} × {result.worker_batch} = global batch {result.global_batch}"
+    place = f"{count(result.processes, 'process', 'processes')}, {count(result.threads, 'thread')} each"
+    table.add_row("task", escape(result.task))
+    table.add_row("workers", f"{spread}, on {place}")
+    table.add_row("optimizer", f"{result.optimizer}, peak LR {number(result.lr['peak'])}")
+    table.add_row("trained", f"{result.steps:,} steps, {result.epochs:.4g} epochs, {result.samples:,} samples")
+    waited = f", {100 * input_share:.0f} % of a step waiting for samples" if input_share >= 0.01 else ""
+    table.add_row("time", f"{seconds(result.seconds)}, {number(result.samples_per_second)} samples/s{waited}")
+    table.add_row("train", metrics(result.train))
+    if result.validation is not None:
+        table.add_row("validation", metrics(result.validation))
+    table.add_row("test", f"[bold green]{metrics(result.test)}[/bold green]")
+    table.add_row("noise scale", noise_line(result.noise_scale))
+    exactness = "exact: the same" if result.exact else "not exact: close, not the same"
+    exactness += " on any number of processes"
+    table.add_row("weights", f"sha256 {result.weights_sha256[:16]}…  [dim]{exactness}[/dim]")
+    if result.run is not None:
+        table.add_row("run", escape(result.run))
+    return table
+
+
+def noise_line(estimate: Mapping[str, float | bool | None] | None) -> str:
+    """The noise scale with its interval, or what to do to get one."""
+    if estimate is None:
+        return "[dim]not measured: needs two or more workers, or --micro-batch[/dim]"
+    if estimate["value"] is None:
+        return "not enough data yet: the gradient is not separated from its noise"
+    low = "?" if estimate["low"] is None else number(float(estimate["low"]))
+    high = "∞" if estimate["high"] is None else number(float(estimate["high"]))
+    verdict = "" if estimate["enough"] else "  [yellow]not enough steps for a firm value[/yellow]"
+    return f"{number(float(estimate['value']))} samples (95 %: {low} to {high}){verdict}"
