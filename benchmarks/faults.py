@@ -109,10 +109,10 @@ class Job:
         self.process = subprocess.Popen(command, cwd=folder, env=variables, stdout=self._out, stderr=self._error)
         self.known = 0  # the last whole step of any process
 
-    def beats(self) -> dict[int, heartbeat.Beat]:
+    def beats(self) -> dict[int, heartbeat.Heartbeat]:
         """Where the processes are."""
         for folder in (self.folder / "tmp").glob("scalewise-*"):
-            return heartbeat.beats(folder)
+            return heartbeat.heartbeats(folder)
         return {}
 
     def running(self) -> bool:
@@ -447,7 +447,7 @@ def overhead() -> dict[str, float]:
             times.append(time.process_time())
         parts = {
             "remember_buffers": training.strategy.model.buffers.remember,
-            "beat": lambda: setattr(heartbeat.PULSE, "beat", heartbeat.Beat(1, True)),
+            "beat": lambda: setattr(heartbeat.HEARTBEAT, "last", heartbeat.Heartbeat(1, True)),
             "keep_record": lambda: newest.append(record),
         }
         found = {name: round(min(timeit.repeat(part, number=1000, repeat=5)) * 1000, 2) for name, part in parts.items()}

@@ -24,7 +24,7 @@ from conftest import environment
 from scalewise import records
 from scalewise.engine.loop import Training
 from scalewise.engine.processes import heartbeat, last_words
-from scalewise.engine.processes.rendezvous import meet
+from scalewise.engine.processes.rendezvous import fresh_store
 from scalewise.engine.store import checkpoint, emergency
 from scalewise.errors import Failed, LostContact, ProcessFailed
 from scalewise.runs.bench.hosts import hosts, reason_unavailable
@@ -61,12 +61,12 @@ class Job:
             command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def beats(self) -> dict[int, heartbeat.Beat]:
+    def heartbeats(self) -> dict[int, heartbeat.Heartbeat]:
         folders = [*(self.folder / "tmp").glob("scalewise-*")]
-        return heartbeat.beats(folders[0]) if folders else {}
+        return heartbeat.heartbeats(folders[0]) if folders else {}
 
     def wait_for_step(self, step: int) -> None:
-        wait_for(lambda: any(b.trains and b.step >= step for b in self.beats().values()), self.process)
+        wait_for(lambda: any(b.trains and b.step >= step for b in self.heartbeats().values()), self.process)
 
     def signal(self, rank: int, number: int) -> None:
         children = psutil.Process(self.process.pid).children()
@@ -96,7 +96,7 @@ DYING = """
     import os
     from pathlib import Path
     import scalewise as sw
-    from scalewise.engine import checkpoint
+    from scalewise.engine.store import checkpoint
 
     def task(bn: bool = False) -> sw.Task:
         write = checkpoint.save_file
@@ -121,7 +121,7 @@ def test_killed_again_and_again_and_stopped(tmp_path, undisturbed):
     for moment in moments:
         job.wait_for_step(moment)
         job.signal(chance.randrange(2), signal.SIGKILL)
-        wait_for(lambda: not job.beats(), job.process)
+        wait_for(lambda: not job.heartbeats(), job.process)
     job.wait_for_step(102)
     assert (tmp_path / "once").exists()
     job.signal(1, signal.SIGSTOP)
@@ -146,7 +146,7 @@ def test_all_are_paused_and_one_of_three_is_killed(tmp_path, undisturbed):
     for member in family:
         member.resume()
     job.wait_for_step(30)
-    before = max(beat.step for beat in job.beats().values())
+    before = max(beat.step for beat in job.heartbeats().values())
     job.signal(0, signal.SIGKILL)  # the one that writes
     result, stderr = job.end()
     assert (result["weights_sha256"], timeless(tmp_path / "run")) == undisturbed
@@ -366,7 +366,7 @@ def met(store: HashStore, size: int) -> list:
     parts = [None] * size
 
     def begin(rank: int) -> None:
-        parts[rank] = meet(store, rank, size)
+        parts[rank] = fresh_store(store, rank, size)
 
     threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -388,23 +388,25 @@ def test_processes_of_a_new_start_do_not_meet_those_of_the_last_one():
 
 def test_who_does_not_come_is_given_up():
     with pytest.raises(LostContact, match="did not start in time"):
-        meet(HashStore(), 0, 2, seconds=0.1)
+        fresh_store(HashStore(), 0, 2, seconds=0.1)
 
 
 def test_the_reason_names_step_stack_and_last_lines(tmp_path):
-    path = tmp_path / "pulse-1"
-    beat = heartbeat.Pulse()
-    beat.share(path)
-    beat.beat = heartbeat.Beat(12, True)
-    assert heartbeat.beats(tmp_path) == {1: heartbeat.Beat(12, True)}
-    killed = last_words.reason(tmp_path, {0: 1, 1: -9}, "then this")
+    path = tmp_path / "heartbeat-1"
+    own = heartbeat.OwnHeartbeat()
+    own.share(path)
+    own.last = heartbeat.Heartbeat(12, True)
+    assert heartbeat.heartbeats(tmp_path) == {1: heartbeat.Heartbeat(12, True)}
+    killed = last_words.failure(tmp_path, {0: 1, 1: -9}, "then this")
     assert isinstance(killed, ProcessFailed)
     assert str(killed) == "process 1 was killed by SIGKILL after step 12; then this"
-    last_words.leave_hang(tmp_path, 1, "process 1 (worker 1) said nothing for 5 s and was killed", ["File a"])
-    hung = str(last_words.reason(tmp_path, {1: -9}, ""))
+    last_words.leave_watchdog_report(
+        tmp_path, 1, "process 1 (worker 1) said nothing for 5 s and was killed", ["File a"]
+    )
+    hung = str(last_words.failure(tmp_path, {1: -9}, ""))
     assert hung == "process 1 (worker 1) said nothing for 5 s and was killed after step 12, its Python stack:\n  File a"
-    (tmp_path / "outcome-0.json").write_text('{"exit_code": 2, "message": "wrong", "lost_contact": false}')
-    told = last_words.reason(tmp_path, {0: 2}, "")
+    (tmp_path / "exit-0.json").write_text('{"exit_code": 2, "message": "wrong", "lost_contact": false}')
+    told = last_words.failure(tmp_path, {0: 2}, "")
     assert isinstance(told, Failed)
     assert told.exit_code == 2
     last_words.clear(tmp_path)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import scalewise as sw
 from scalewise.engine.placement import Placement, loader_processes
-from scalewise.engine.processes.memory import Free, free_memory, is_shortage
+from scalewise.engine.processes.memory import Free, free_memory, is_out_of_memory
 from scalewise.errors import Failed, ProcessFailed, TaskError, TooLittleMemory, UsageError
 from scalewise.runs.measure.memory import largest as memory
 from scalewise.runs.measure.memory.budget import parse_bytes, show_bytes
@@ -231,9 +231,9 @@ def test_lack_of_memory_is_told_from_other_errors():
     allocator = RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: …")
     for error in (MemoryError(), allocator, torch.OutOfMemoryError("x"), OSError(12, "Cannot allocate memory"),
                   raised(ValueError("wrapped"), MemoryError())):  # fmt: skip
-        assert is_shortage(error)
+        assert is_out_of_memory(error)
     for error in (RuntimeError("shapes do not match"), ValueError("out of memory"), OSError(2, "no such file")):
-        assert not is_shortage(error)
+        assert not is_out_of_memory(error)
 
 
 JOB = Job(b"", sw.Recipe(), Placement(), 2, 1_000 * MB, 64, 1000)

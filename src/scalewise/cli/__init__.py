@@ -142,9 +142,9 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 def _finish(code: int, message: str) -> NoReturn:
     if "RANK" in os.environ:
-        from scalewise.engine.processes.last_words import leave_outcome
+        from scalewise.engine.processes.last_words import leave_exit_report
 
-        if leave_outcome(code, message):  # the launching process speaks
+        if leave_exit_report(code, message):  # the launching process speaks
             sys.exit(0 if code == 3 else code)
     if message:
         with contextlib.suppress(OSError):

@@ -112,7 +112,7 @@ def parallelism(
 
 
 def _start(request: Request) -> int:
-    from scalewise.engine.processes.fork_server import prepared
+    from scalewise.engine.processes.fork_server import preloaded
     from scalewise.engine.processes.launch import launch
     from scalewise.engine.processes.team import takes_part
     from scalewise.engine.store.folder import check_folder
@@ -126,12 +126,12 @@ def _start(request: Request) -> int:
         raise PlacementError(f"--processes must be at least 2 to compare ways to share work, got {request.processes}")
     link = links.load(request.link) if request.link else None
     download(request.task, request.data, request.quiet)
-    with prepared() as nursery:
+    with preloaded() as fork_server:
         task = load_task(request.task, request.settings, request.data)
         recipe = _recipe(request, task)
         if takes_part():
             return _take_part(request, task, recipe, link)
-        return launch(request.processes, sys.argv[1:], recipe.threads or 1, "start it again", nursery=nursery)
+        return launch(request.processes, sys.argv[1:], recipe.threads or 1, "start it again", fork_server=fork_server)
 
 
 def _recipe(request: Request, task: Task) -> Recipe:
@@ -146,7 +146,7 @@ def _recipe(request: Request, task: Task) -> Recipe:
 
 def _take_part(request: Request, task: Task, recipe: Recipe, link: Link | None) -> int:
     from scalewise.engine.processes.failures import translated
-    from scalewise.engine.processes.last_words import leave_outcome
+    from scalewise.engine.processes.last_words import leave_exit_report
     from scalewise.engine.processes.launch import end_with_launcher
     from scalewise.engine.processes.team import joined
 
@@ -156,7 +156,7 @@ def _take_part(request: Request, task: Task, recipe: Recipe, link: Link | None) 
             return _compare(request, task, recipe, link, team)
         except Exception as error:  # said before the others notice that this process is gone
             known = error if isinstance(error, ScalewiseError) else translated(error)
-            leave_outcome(known.exit_code, str(known), isinstance(known, LostContact))
+            leave_exit_report(known.exit_code, str(known), isinstance(known, LostContact))
             raise known from None
 
 

@@ -121,14 +121,14 @@ def profile(
 
 def _start(request: Request) -> int:
     """Check everything that can be checked, then profile here or launch the processes that will."""
-    from scalewise.engine.processes.fork_server import prepared
+    from scalewise.engine.processes.fork_server import preloaded
     from scalewise.engine.processes.launch import launch
     from scalewise.engine.processes.team import takes_part
     from scalewise.engine.store.folder import check_folder
     from scalewise.tasks.load import load_task
 
     download(request.task_spec, request.data, request.quiet)
-    with prepared((request.processes or request.given.get("workers", 1)) > 1) as nursery:
+    with preloaded((request.processes or request.given.get("workers", 1)) > 1) as fork_server:
         task = load_task(request.task_spec, request.settings, request.data)
         recipe = _recipe(request, task)
         if takes_part():
@@ -139,7 +139,7 @@ def _start(request: Request) -> int:
             check_processes(request.processes, recipe, request.placement)
         processes = request.processes or default_processes(recipe, request.placement)
         if processes > 1:
-            return launch(processes, sys.argv[1:], recipe.threads or 1, nursery=nursery)
+            return launch(processes, sys.argv[1:], recipe.threads or 1, fork_server=fork_server)
     return _report(request, task, _profile(request, task, recipe, leads=True))
 
 
@@ -153,7 +153,7 @@ def _recipe(request: Request, task: Task) -> Recipe:
 
 def _take_part(request: Request, task: Task, recipe: Recipe) -> int:
     """Profile as one of several processes."""
-    from scalewise.engine.processes.last_words import leave_outcome
+    from scalewise.engine.processes.last_words import leave_exit_report
     from scalewise.engine.processes.launch import end_with_launcher
     from scalewise.engine.processes.team import joined
     from scalewise.engine.store.folder import check_folder
@@ -165,7 +165,7 @@ def _take_part(request: Request, task: Task, recipe: Recipe) -> int:
                 check_folder(request.out)
             return _report(request, task, _profile(request, task, recipe, team.leads))
         except ScalewiseError as error:  # said before the others notice that this process is gone
-            leave_outcome(error.exit_code, str(error), isinstance(error, LostContact))
+            leave_exit_report(error.exit_code, str(error), isinstance(error, LostContact))
             raise
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scalewise.engine.loop import Training
-    from scalewise.engine.processes.fork_server import Nursery
+    from scalewise.engine.processes.fork_server import ForkServer
     from scalewise.engine.store.folder import RunFolder, RunRecipe
     from scalewise.records import Result
     from scalewise.tasks.task import Task
@@ -193,13 +193,13 @@ def train(
 
 def _start(request: Request) -> int:
     """Check everything that can be checked, then train here or launch the processes that will."""
-    from scalewise.engine.processes.fork_server import prepared
+    from scalewise.engine.processes.fork_server import preloaded
     from scalewise.engine.processes.team import takes_part
     from scalewise.tasks.load import load_task
 
     download(request.task_spec, request.data, request.quiet)
     several = request.resume is not None or (request.processes or request.given.get("workers", 1)) > 1
-    with prepared(several) as nursery:
+    with preloaded(several) as fork_server:
         task = load_task(request.task_spec, request.settings, request.data)
         if takes_part():
             return _take_part(request, task)
@@ -210,7 +210,7 @@ def _start(request: Request) -> int:
         processes = request.processes or default_processes(run.recipe, request.placement)
         _check_elasticity(request, processes)
         if processes > 1 or request.max_restarts:
-            return _launch(request, processes, run.recipe.threads or 1, nursery)
+            return _launch(request, processes, run.recipe.threads or 1, fork_server)
     run, resumed = _resolve(request, task, measure=True)
     return _report(_train(request, task, run, resumed), request)
 
@@ -229,7 +229,7 @@ def _check_elasticity(request: Request, processes: int) -> None:
         )
 
 
-def _launch(request: Request, processes: int, threads: int, nursery: Nursery | None) -> int:
+def _launch(request: Request, processes: int, threads: int, fork_server: ForkServer | None) -> int:
     """Train in several processes on this machine, and say when they are started again."""
     from scalewise.engine.processes.launch import Elasticity, launch
 
@@ -238,10 +238,10 @@ def _launch(request: Request, processes: int, threads: int, nursery: Nursery | N
     elasticity = Elasticity(
         max_restarts=restarts,
         min_processes=request.min_processes,
-        survivor_seconds=max(SURVIVOR_SECONDS, request.hang_timeout),
+        emergency_seconds=max(SURVIVOR_SECONDS, request.hang_timeout),
         say=lambda line: console.print(line, style="yellow", markup=False),
     )
-    return launch(processes, sys.argv[1:], threads, elasticity=elasticity, nursery=nursery)
+    return launch(processes, sys.argv[1:], threads, elasticity=elasticity, fork_server=fork_server)
 
 
 def _resolve(request: Request, task: Task, measure: bool) -> tuple[RunRecipe, RunFolder | None]:
@@ -296,7 +296,7 @@ def _take_part(request: Request, task: Task) -> int:
     """Train as one of several processes; all do what the first one has resolved."""
     import torch.distributed as dist
 
-    from scalewise.engine.processes.last_words import leave_outcome
+    from scalewise.engine.processes.last_words import leave_exit_report
     from scalewise.engine.processes.launch import end_with_launcher
     from scalewise.engine.processes.team import joined
     from scalewise.engine.processes.watchdog import watched
@@ -318,7 +318,7 @@ def _take_part(request: Request, task: Task) -> int:
         try:
             result = _train(request, task, first, second)
         except ScalewiseError as error:  # said before the others notice that this process is gone
-            leave_outcome(error.exit_code, str(error), isinstance(error, LostContact))
+            leave_exit_report(error.exit_code, str(error), isinstance(error, LostContact))
             raise
         return _report(result, request) if team.leads else 0
 

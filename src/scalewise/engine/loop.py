@@ -27,7 +27,7 @@ from scalewise.engine.parallel.protocol import Setup, StepNumbers, Strategy, fir
 from scalewise.engine.parallel.workers import numbers_tensor
 from scalewise.engine.placement import Placement, available_cores, check_processes, check_recipe, loader_processes
 from scalewise.engine.processes import team as teams
-from scalewise.engine.processes.heartbeat import PULSE, Beat
+from scalewise.engine.processes.heartbeat import HEARTBEAT, Heartbeat
 from scalewise.engine.processes.memory import has_room_to_keep, keep_freed_memory, return_freed_memory
 from scalewise.engine.sums import replicas
 from scalewise.errors import NonFiniteGradient, NonFiniteLoss, Place, RecipeError, TaskError
@@ -195,7 +195,7 @@ class Training:
             input_seconds = self.strategy.waited_seconds - waited
             waiting.append(_Waiting(step, lr, self.progress.learned, gain, numbers, input_seconds))
             self._whole = True
-            PULSE.beat = Beat(self.progress.step, True)
+            HEARTBEAT.last = Heartbeat(self.progress.step, True)
             ends_epoch = self.ends_epoch()
             pauses = ends_epoch or (self.pause_every is not None and self.progress.step % self.pause_every == 0)
             records: list[Record] = []

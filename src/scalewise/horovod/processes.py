@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from scalewise.engine.processes.rendezvous import meet
+from scalewise.engine.processes.rendezvous import fresh_store
 from scalewise.engine.processes.team import choose_interface, leave, takes_part
 from scalewise.errors import PlacementError
 from scalewise.horovod import timeline
@@ -209,7 +209,7 @@ def _connect() -> None:
     choose_interface()
     store, place, size = next(iter(rendezvous("env://", timeout=timedelta(minutes=30))))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    ours = meet(store, place, size)  # neither an earlier start of the job nor an earlier init wrote there
+    ours = fresh_store(store, place, size)  # neither an earlier start of the job nor an earlier init wrote there
     dist.init_process_group(backend, store=ours, rank=place, world_size=size, timeout=TIMEOUT)
 
 

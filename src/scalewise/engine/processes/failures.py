@@ -6,8 +6,8 @@ import errno
 
 import torch.distributed as dist
 
-from scalewise.engine.processes.heartbeat import PULSE
-from scalewise.engine.processes.memory import is_shortage
+from scalewise.engine.processes.heartbeat import HEARTBEAT
+from scalewise.engine.processes.memory import is_out_of_memory
 from scalewise.errors import (
     CheckpointError,
     DataError,
@@ -41,8 +41,8 @@ def translated(error: Exception) -> ScalewiseError:
     if isinstance(error, OSError) and error.errno in STORAGE_FULL:
         return CheckpointError(f"the run could not be written: {error}; free disk space and go on with --resume")
     if isinstance(error, dist.DistError) or ("gloo" in message.lower() and isinstance(error, RuntimeError)):
-        return LostContact(f"contact with another process was lost: {PULSE.cut or message.splitlines()[0]}")
-    if is_shortage(error):
+        return LostContact(f"contact with another process was lost: {HEARTBEAT.lost or message.splitlines()[0]}")
+    if is_out_of_memory(error):
         words = (message or type(error).__name__).splitlines()[0]
         return TooLittleMemory(
             f"a step must fit into memory, got: {words}; lower --worker-batch, or pass it through the "

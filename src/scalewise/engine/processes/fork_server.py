@@ -1,10 +1,10 @@
-"""Processes that begin at once: forks of one that has imported everything and done nothing else.
+"""A fork server: processes that start at once, as forks of one that has imported everything and done nothing else.
 
-To import torch takes a process more than a second, and every process of a run would do it, again after each restart.
-So a command that may need several forks a quiet process, the nursery, before it looks at its task: a fork of a process
-whose threads have computed would wait for threads that it does not have. The nursery forks what is asked for and gives
-it away: its child is a child of the command, as if the command had started it. Where there is no nursery (any more),
-processes are started as ever.
+Importing torch takes more than a second, in every process of a run and again after each restart. So a command that may
+need several processes forks a server before it looks at its task: forking later, after threads have computed, would
+leave the child waiting for threads that it does not have. A forked process is a child of the command, not of the
+server, as if the command had started it. Without a server (or once it was killed) processes start as usual.
+docs/log.md compares it with the standard library's forkserver.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-NAME = "scalewise-spare"  # of the nursery, where processes are listed
+NAME = "scalewise-forks"  # of the server, where processes are listed
 PRELOADED = (
     "scalewise.engine.store.folder",
     "scalewise.engine.auto",
@@ -43,8 +43,8 @@ LARGEST_REQUEST = 1 << 16
 SET_NAME, SET_CHILD_SUBREAPER = 15, 36  # of prctl
 
 
-class Born:
-    """A process from the nursery, a child of this one; as much of `subprocess.Popen` as torch's agent uses."""
+class ForkedProcess:
+    """A process from the fork server, a child of this one; as much of `subprocess.Popen` as torch's agent uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -73,8 +73,8 @@ class Born:
             os.kill(self.pid, number)
 
 
-class Nursery:
-    """The quiet process, seen from the one that asks."""
+class ForkServer:
+    """The server, seen from the process that asks it."""
 
     def __init__(self) -> None:
         for name in PRELOADED:
@@ -95,8 +95,8 @@ class Nursery:
         environment: Mapping[str, str],
         stdout: IO[Any] | None,
         stderr: IO[Any] | None,
-    ) -> Born | None:
-        """Start `python -m MODULE …` as a child of this process; None where the nursery cannot.
+    ) -> ForkedProcess | None:
+        """Start `python -m MODULE …` as a child of this process; None where the server cannot.
 
         Arguments:
             words: the whole command.
@@ -116,10 +116,10 @@ class Nursery:
         }
         text = json.dumps(request).encode()
         pid = self._asked(text, [*files.values()]) if len(text) <= LARGEST_REQUEST else None
-        return None if pid is None else Born(pid)
+        return None if pid is None else ForkedProcess(pid)
 
     def _asked(self, request: bytes, descriptors: list[int]) -> int | None:
-        """The number of the process that was asked for; None where the nursery was killed or takes too long."""
+        """The pid of the new process; None where the server was killed or takes too long."""
         ours, theirs = socket.socketpair()
         with ours, theirs, suppress(OSError):
             ours.settimeout(START_SECONDS)
@@ -141,28 +141,28 @@ class Nursery:
 
 
 @contextmanager
-def prepared(wanted: bool = True) -> Iterator[Nursery | None]:
-    """A nursery, to be had before this process computes anything; None where it is not wanted or not possible."""
-    nursery = Nursery() if wanted and _is_possible() else None
+def preloaded(wanted: bool = True) -> Iterator[ForkServer | None]:
+    """A fork server, started before this process computes anything; None where it is not wanted or not possible."""
+    fork_server = ForkServer() if wanted and _is_possible() else None
     try:
-        yield nursery
+        yield fork_server
     finally:
-        if nursery is not None:
-            nursery.close()
+        if fork_server is not None:
+            fork_server.close()
 
 
 @contextmanager
-def starting_from(nursery: Nursery | None) -> Iterator[None]:
-    """Let torch's agent take its processes from a nursery; it has no other place to say how one is started."""
+def forking_from(fork_server: ForkServer | None) -> Iterator[None]:
+    """Have torch's agent fork its processes from a server; it has no setting for how a process is started."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     usual = getattr(SubprocessHandler, "_popen", None)
-    if nursery is None or usual is None:
+    if fork_server is None or usual is None:
         yield
         return
 
     def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:  # noqa: ANN401
-        return nursery.start(args, env, handler._stdout, handler._stderr) or usual(handler, args, env)
+        return fork_server.start(args, env, handler._stdout, handler._stderr) or usual(handler, args, env)
 
     SubprocessHandler._popen = start  # type: ignore[assignment, method-assign]
     try:

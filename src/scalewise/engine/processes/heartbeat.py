@@ -1,4 +1,4 @@
-"""Where this process is, for whoever watches it: also after its death, also while it cannot answer."""
+"""The heartbeat of this process: its last step, readable by others even after it dies or while it hangs."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FORMAT = struct.Struct("<qq")
-FILE = "pulse-{rank}"
+FILE = "heartbeat-{rank}"
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """The last whole step of a process, and whether it trains: has a state that is worth saving."""
 
     step: int = 0
     trains: bool = False
 
 
-class Pulse:
-    """The newest beat of this process, in memory that others may read."""
+class OwnHeartbeat:
+    """The last heartbeat of this process, in memory that others can read."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | bytearray = bytearray(_FORMAT.size)
-        self._beat = Beat()
-        self.cut: str | None = None  # why this process has cut its connections
+        self._last = Heartbeat()
+        self.lost: str | None = None  # why this process closed its connections
 
     @property
-    def beat(self) -> Beat:
+    def last(self) -> Heartbeat:
         """Where this process is."""
-        return self._beat
+        return self._last
 
-    @beat.setter
-    def beat(self, beat: Beat) -> None:
-        self._beat = beat
-        _FORMAT.pack_into(self._memory, 0, beat.step, beat.trains)
+    @last.setter
+    def last(self, heartbeat: Heartbeat) -> None:
+        self._last = heartbeat
+        _FORMAT.pack_into(self._memory, 0, heartbeat.step, heartbeat.trains)
 
     def share(self, path: Path) -> None:
         """Keep it in a file from now on."""
@@ -50,26 +50,26 @@ class Pulse:
         temporary.replace(path)
 
 
-PULSE = Pulse()  # a process is in one place
+HEARTBEAT = OwnHeartbeat()  # a process is in one place
 
 
-def beats(folder: Path) -> dict[int, Beat]:
-    """The last beat of every process that has shared its pulse in a folder, which may be cleared at any moment."""
+def heartbeats(folder: Path) -> dict[int, Heartbeat]:
+    """The last heartbeat of every process that shares it in a folder, which may be cleared at any moment."""
     found = {}
     with suppress(FileNotFoundError):  # the folder, and below one of its files
-        for path in folder.glob("pulse-*"):
+        for path in folder.glob("heartbeat-*"):
             with suppress(FileNotFoundError):
                 step, trains = _FORMAT.unpack(path.read_bytes())
-                found[int(path.name.split("-")[1])] = Beat(step, bool(trains))
+                found[int(path.name.split("-")[1])] = Heartbeat(step, bool(trains))
     return found
 
 
-def hang_up(reason: str) -> None:
-    """Cut this process's connections, so that whoever waits for one learns that there is nothing to wait for.
+def disconnect(reason: str) -> None:
+    """Close this process's connections, so that no process keeps waiting for one of them.
 
     gloo waits for a process that is unreachable until its timeout, and aborting the group does not end the wait.
     """
-    PULSE.cut = PULSE.cut or reason
+    HEARTBEAT.lost = HEARTBEAT.lost or reason
     for path in Path("/dev/fd").iterdir():
         with suppress(OSError):
             number = int(path.name)

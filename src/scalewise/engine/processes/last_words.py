@@ -18,26 +18,26 @@ from scalewise.errors import Failed, ProcessFailed, ScalewiseError
 from scalewise.files import read_bytes
 from scalewise.records import write_atomically
 
-OUTCOME = "SCALEWISE_OUTCOME"  # the folder in which a process leaves what the launching one should say
+FOLDER = "SCALEWISE_OUTCOME"  # the folder in which a process leaves what the launching one should say
 BROKEN = "broken"  # there when a process has died and the others should end
 DOCUMENT = "document"  # what the launching process prints in the end
 SAID = ".said"  # in a run's folder: to whom its document was printed
 LAST_LINES = 10
-Outcome = dict[str, int | str]
+ExitReport = dict[str, int | str]
 
 
 def own_folder() -> Path | None:
-    """The folder for this process's outcome; None when nobody launched it."""
-    folder = os.environ.get(OUTCOME)
+    """The folder for this process's exit report; None when nobody launched it."""
+    folder = os.environ.get(FOLDER)
     return None if folder is None or "RANK" not in os.environ else Path(folder)
 
 
-def leave_outcome(exit_code: int, message: str = "", lost_contact: bool = False) -> bool:
+def leave_exit_report(exit_code: int, message: str = "", lost_contact: bool = False) -> bool:
     """Tell the launching process how this one ends; False when nobody launched it."""
     folder = own_folder()
     if folder is None:
         return False
-    path = folder / f"outcome-{os.environ['RANK']}.json"
+    path = folder / f"exit-{os.environ['RANK']}.json"
     if not path.exists():  # the first reason is the real one
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps({"exit_code": exit_code, "message": message, "lost_contact": lost_contact}))
@@ -90,66 +90,66 @@ def machine() -> str:
     return os.uname().nodename
 
 
-def read(folder: Path) -> dict[int, Outcome]:
-    """The outcomes by process."""
-    return {int(path.stem.split("-")[1]): json.loads(path.read_text()) for path in folder.glob("outcome-*.json")}
+def read(folder: Path) -> dict[int, ExitReport]:
+    """The exit reports by process."""
+    return {int(path.stem.split("-")[1]): json.loads(path.read_text()) for path in folder.glob("exit-*.json")}
 
 
 def clear(folder: Path) -> None:
     """Forget what the processes of an earlier start have left."""
-    for pattern in ("outcome-*", "pulse-*", "hang-*", "stack-*", BROKEN):
+    for pattern in ("exit-*", "heartbeat-*", "watchdog-*", "stack-*", BROKEN):
         for path in folder.glob(pattern):
             path.unlink()
 
 
-def break_off(folder: Path) -> None:
+def announce_death(folder: Path) -> None:
     """Let the processes know that one of them has died."""
     (folder / BROKEN).touch()
 
 
-def leave_hang(folder: Path, rank: int, message: str, stack: list[str]) -> None:
-    """Note why a process was ended that did not move any more, and where it was."""
-    path = folder / f"hang-{rank}.json"
+def leave_watchdog_report(folder: Path, rank: int, message: str, stack: list[str]) -> None:
+    """Record why the watchdog killed a process, and where that process was."""
+    path = folder / f"watchdog-{rank}.json"
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps([message, stack]))
     temporary.replace(path)
 
 
-def reason(folder: Path, codes: Mapping[int, int], advice: str) -> ScalewiseError:
+def failure(folder: Path, codes: Mapping[int, int], advice: str) -> ScalewiseError:
     """What to tell the person: the process that was killed, else a process's own last word, else how it ended.
 
     Arguments:
-        folder: where the processes have left their outcomes and logs.
+        folder: where the processes have left their exit reports and logs.
         codes: exit codes by process, as the launcher saw them.
         advice: what to do about a process that died; may be empty.
     """
     then = f"; {advice}" if advice else ""
     killed = {rank: -code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
-    outcomes = read(folder)
+    reports = read(folder)
     if killed:  # the others then lost contact, and say so; that is not the reason
         rank, number = min(killed.items())
-        path = folder / f"hang-{rank}.json"
+        path = folder / f"watchdog-{rank}.json"
         if path.exists():
             message, stack = json.loads(path.read_text())
             return ProcessFailed(f"{message}{_where(folder, rank)}{then}{_indented('its Python stack', stack)}")
         how = f"was killed by {signal.Signals(number).name}{_where(folder, rank)}"
         return ProcessFailed(f"process {rank} {how}{then}{_last_lines(folder, rank)}")
-    told = [outcome for _, outcome in sorted(outcomes.items()) if outcome["exit_code"] and not outcome["lost_contact"]]
-    told.sort(key=lambda outcome: outcome["exit_code"] in (130, 143))
+    told = [report for _, report in sorted(reports.items()) if report["exit_code"] and not report["lost_contact"]]
+    told.sort(key=lambda report: report["exit_code"] in (130, 143))
     if told:
         return Failed(str(told[0]["message"]), int(told[0]["exit_code"]))
-    unsaid = {rank: code for rank, code in codes.items() if rank not in outcomes and code > 0}
+    unsaid = {rank: code for rank, code in codes.items() if rank not in reports and code > 0}
     if unsaid:
         rank, code = min(unsaid.items())
         where = _where(folder, rank)
         return ProcessFailed(f"process {rank} ended with exit code {code}{where}{then}{_last_lines(folder, rank)}")
-    lost = [str(outcome["message"]) for outcome in outcomes.values() if outcome["lost_contact"]]
+    lost = [str(report["message"]) for report in reports.values() if report["lost_contact"]]
     return ProcessFailed(f"{lost[0] if lost else 'a process was stopped'}{then}")
 
 
 def _where(folder: Path, rank: int) -> str:
-    beat = heartbeat.beats(folder).get(rank)
-    return f" after step {beat.step}" if beat is not None and beat.step else ""
+    last = heartbeat.heartbeats(folder).get(rank)
+    return f" after step {last.step}" if last is not None and last.step else ""
 
 
 def _last_lines(folder: Path, rank: int) -> str:

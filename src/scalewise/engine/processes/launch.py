@@ -21,9 +21,9 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from scalewise.engine.processes import heartbeat, last_words
-from scalewise.engine.processes.fork_server import Nursery, set_name, starting_from
-from scalewise.engine.processes.heartbeat import FILE, PULSE, hang_up
-from scalewise.engine.processes.last_words import OUTCOME
+from scalewise.engine.processes.fork_server import ForkServer, forking_from, set_name
+from scalewise.engine.processes.heartbeat import FILE, HEARTBEAT, disconnect
+from scalewise.engine.processes.last_words import FOLDER
 from scalewise.errors import Failed, ProcessFailed
 
 LAUNCHER = "SCALEWISE_LAUNCHER"  # the number of the launching process
@@ -40,7 +40,7 @@ def launch(
     threads: int,
     advice: str = RESUME,
     elasticity: Elasticity | None = None,
-    nursery: Nursery | None = None,
+    fork_server: ForkServer | None = None,
 ) -> int:
     """Run `scalewise …` in several processes that take part in one job; returns the exit code.
 
@@ -50,18 +50,18 @@ def launch(
         threads: computing threads of each process.
         advice: what to do about a process that died.
         elasticity: whether to start again when one dies; by default not.
-        nursery: where the processes come from, if they need not import everything themselves.
+        fork_server: what the processes are forked from, so that they need not import torch again.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     logging.disable(logging.ERROR)  # the agent's own words on children and signals; ours follow
     with tempfile.TemporaryDirectory(prefix="scalewise-") as name:
         folder = Path(name)
-        os.environ[OUTCOME] = name
+        os.environ[FOLDER] = name
         os.environ[LAUNCHER] = str(os.getpid())
         try:
-            return _run(processes, arguments, folder, advice, elasticity or Elasticity(), nursery)
+            return _run(processes, arguments, folder, advice, elasticity or Elasticity(), fork_server)
         finally:
-            del os.environ[OUTCOME], os.environ[LAUNCHER]
+            del os.environ[FOLDER], os.environ[LAUNCHER]
 
 
 def _run(
@@ -70,7 +70,7 @@ def _run(
     folder: Path,
     advice: str,
     elasticity: Elasticity,
-    nursery: Nursery | None,
+    fork_server: ForkServer | None,
 ) -> int:
     parameters = RendezvousParameters("c10d", f"{HOST}:0", folder.name, 1, 1, local_addr=HOST)
     spec = WorkerSpec(
@@ -85,7 +85,7 @@ def _run(
     )
     # the first process speaks; what the others say is kept for when one of them dies
     logs = DefaultLogsSpecs(log_dir=str(folder), redirects=dict.fromkeys(range(1, processes), Std.ERR))
-    agent = Agent(spec, logs, folder, elasticity, nursery)
+    agent = Agent(spec, logs, folder, elasticity, fork_server)
     try:
         result = agent.run()
     except SignalException as error:
@@ -94,7 +94,7 @@ def _run(
     finally:
         spec.rdzv_handler.shutdown()
     if result.is_failed():
-        raise last_words.reason(folder, agent.codes(result), advice)
+        raise last_words.failure(folder, agent.codes(result), advice)
     if (folder / last_words.DOCUMENT).exists():
         print((folder / last_words.DOCUMENT).read_text(), file=sys.__stdout__, flush=True)
     return int(last_words.read(folder).get(0, {}).get("exit_code", 0))
@@ -112,7 +112,7 @@ def end_with_launcher() -> None:
         set_name(PROCESS.format(rank=os.environ["RANK"]))
     folder = last_words.own_folder()
     if folder is not None:
-        PULSE.share(folder / FILE.format(rank=os.environ["RANK"]))
+        HEARTBEAT.share(folder / FILE.format(rank=os.environ["RANK"]))
     threading.Thread(target=_watch, args=(int(os.environ[LAUNCHER]), folder), daemon=True).start()
 
 
@@ -120,9 +120,9 @@ def _watch(launcher: int, folder: Path | None) -> None:
     broken = None if folder is None else folder / last_words.BROKEN
     while os.getppid() == launcher:
         if broken is not None and broken.exists():
-            if not PULSE.beat.trains:
+            if not HEARTBEAT.last.trains:
                 os._exit(1)
-            hang_up("it has died")
+            disconnect("it has died")
         time.sleep(WATCH_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -136,20 +136,20 @@ class Elasticity:
     """What to do about processes that die.
 
     Arguments:
-        max_restarts: how often processes are started again.
-        min_processes: with how few the run may go on; None for as many as it began with.
-        survivor_seconds: how long those that live may take to come to the end of their step and save its state.
+        max_restarts: how often processes are restarted.
+        min_processes: the fewest to continue with; None for all.
+        emergency_seconds: how long the others may take to finish their step and save an emergency checkpoint.
         say: tells the person.
     """
 
     max_restarts: int = 0
     min_processes: int | None = None
-    survivor_seconds: float = 20.0
+    emergency_seconds: float = 20.0
     say: Callable[[str], None] = lambda line: None
 
 
 class Agent(LocalElasticAgent):
-    """The agent of one machine, whose processes leave their outcomes in a folder.
+    """The agent of one machine, whose processes leave their exit reports in a folder.
 
     When one dies, the others are told, and may save the state of their last whole step before they are ended.
     """
@@ -160,25 +160,25 @@ class Agent(LocalElasticAgent):
         logs: DefaultLogsSpecs,
         folder: Path,
         elasticity: Elasticity,
-        nursery: Nursery | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         super().__init__(spec, logs)
-        self._folder, self._elasticity, self._nursery = folder, elasticity, nursery
+        self._folder, self._elasticity, self._fork_server = folder, elasticity, fork_server
         self._fruitless = 0  # starts in a row that ended without a new step
         self._last_step = 0
-        self._ended: set[int] = set()  # survivors that took too long
+        self._ended: set[int] = set()  # those that took too long to save
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         last_words.clear(self._folder)
         self._ended.clear()
-        with starting_from(self._nursery):
+        with forking_from(self._fork_server):
             started: dict[int, int] = super()._start_workers(worker_group)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert isinstance(self._pcontext, SubprocessContext)
         if any(_codes(self._pcontext).values()):
-            self._end_survivors(self._pcontext)
+            self._end_others(self._pcontext)
         result = super()._monitor_workers(worker_group)
         if result.state != WorkerState.FAILED:
             return result
@@ -192,10 +192,10 @@ class Agent(LocalElasticAgent):
         """The exit codes of the processes that failed by themselves."""
         return {rank: failure.exitcode for rank, failure in result.failures.items() if rank not in self._ended}
 
-    def _end_survivors(self, processes: SubprocessContext) -> None:
-        """Tell them that one has died, and wait until they have saved what they have."""
-        last_words.break_off(self._folder)
-        deadline = time.monotonic() + self._elasticity.survivor_seconds
+    def _end_others(self, processes: SubprocessContext) -> None:
+        """Tell the other processes that one has died, and wait until they have saved an emergency checkpoint."""
+        last_words.announce_death(self._folder)
+        deadline = time.monotonic() + self._elasticity.emergency_seconds
         while self._saves(processes) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         for rank, handler in processes.subprocess_handlers.items():
@@ -204,17 +204,17 @@ class Agent(LocalElasticAgent):
                 self._ended.add(rank)
 
     def _saves(self, processes: SubprocessContext) -> bool:
-        """Whether there is a process that trains and has not ended."""
+        """Whether some process trains and has not ended."""
         ended = _codes(processes)
-        return any(beat.trains and rank not in ended for rank, beat in heartbeat.beats(self._folder).items())
+        return any(last.trains and rank not in ended for rank, last in heartbeat.heartbeats(self._folder).items())
 
     def _decide(self, codes: dict[int, int]) -> None:
         """Whether to start again, and with how many processes."""
-        if not isinstance(last_words.reason(self._folder, codes, ""), ProcessFailed):  # it would end in the same way
+        if not isinstance(last_words.failure(self._folder, codes, ""), ProcessFailed):  # it would end in the same way
             self._remaining_restarts = 0
         if self._remaining_restarts == 0:
             return
-        step = max((beat.step for beat in heartbeat.beats(self._folder).values()), default=0)
+        step = max((last.step for last in heartbeat.heartbeats(self._folder).values()), default=0)
         self._fruitless = 0 if step > self._last_step else self._fruitless + 1
         self._last_step = max(step, self._last_step)
         spec = self._worker_group.spec
@@ -224,7 +224,7 @@ class Agent(LocalElasticAgent):
         number = spec.max_restarts - self._remaining_restarts + 1
         several = "processes" if spec.local_world_size > 1 else "process"
         then = f"restart {number} of at most {spec.max_restarts}, on {spec.local_world_size} {several}"
-        self._elasticity.say(str(last_words.reason(self._folder, codes, then)))
+        self._elasticity.say(str(last_words.failure(self._folder, codes, then)))
 
 
 def _codes(processes: PContext) -> dict[int, int]:

@@ -174,12 +174,12 @@ SAID = (
 )
 
 
-def is_shortage(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error, or one that it came from, is a lack of memory."""
     return any(_is_one(link) for link in _chain(error))
 
 
-def tells_of_shortage(said: str) -> bool:
+def says_out_of_memory(said: str) -> bool:
     """Whether the last words of a process are about memory."""
     return any(words in said for words in SAID)
 
@@ -189,7 +189,7 @@ def _is_one(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and tells_of_shortage(str(error))
+    return isinstance(error, RuntimeError) and says_out_of_memory(str(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -206,7 +206,7 @@ FIRST_TO_DIE = 1000  # the largest oom_score_adj
 FORGET_THE_PEAK = "5"  # what clear_refs calls it
 
 
-def forget_peak() -> None:
+def reset_peak() -> None:
     """Have the highest figure count from now on; where the kernel does not do that, it stays."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text(FORGET_THE_PEAK)
@@ -219,7 +219,7 @@ def release_freed() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def allow(allowed: int) -> None:
+def limit_memory(allowed: int) -> None:
     """Stop this process from holding more than `allowed` bytes of its own: asking for more then fails."""
     now = held()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -227,7 +227,7 @@ def allow(allowed: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
-def stand_in_front() -> None:
+def be_killed_first() -> None:
     """Be the first to be killed when the machine runs out of memory, leave no core file, and end with the parent."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(FIRST_TO_DIE))

@@ -22,7 +22,7 @@ POLL_SECONDS = 0.01
 T = TypeVar("T")
 
 
-def meet(store: Store, rank: int, size: int, seconds: float = SECONDS) -> Store:
+def fresh_store(store: Store, rank: int, size: int, seconds: float = SECONDS) -> Store:
     """A part of the store that belongs to the processes of this start alone.
 
     Arguments:

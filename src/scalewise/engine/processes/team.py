@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore  # torch.distributed offers it, but does not export it
 
 from scalewise.engine.placement import DeviceName
-from scalewise.engine.processes.rendezvous import meet
+from scalewise.engine.processes.rendezvous import fresh_store
 from scalewise.errors import PlacementError
 
 INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo's own setting
@@ -210,7 +210,7 @@ def _init(backend: str, device: torch.device | None) -> None:
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = meet(TCPStore(address, port, is_master=False, timeout=timeout), rank, size)
+    store = fresh_store(TCPStore(address, port, is_master=False, timeout=timeout), rank, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=device)
 
 

@@ -1,4 +1,4 @@
-"""Processes that do not move any more: noticed, named and ended, so that a hang is a death like any other.
+"""The watchdog: finds processes that hang, names them and ends them, so that a hang is a death like any other.
 
 A process makes progress when it ends a step, computes (it or its loader processes use a hundredth of the time or more),
 or reads or writes files. Waiting for other processes is no progress. Two threads in every process wake up eight times
@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
 from scalewise.engine.processes import last_words
-from scalewise.engine.processes.heartbeat import PULSE, hang_up
+from scalewise.engine.processes.heartbeat import HEARTBEAT, disconnect
 from scalewise.engine.processes.team import Team
 from scalewise.engine.sums.tree import share
 from scalewise.recipe import Recipe
@@ -87,7 +87,7 @@ class Watch:
         self._threads[0].join(timeout=LEAVE_SECONDS)
 
     def _sign(self, number: int) -> str:
-        left, step = self._leaving.is_set(), PULSE.beat.step
+        left, step = self._leaving.is_set(), HEARTBEAT.last.step
         return json.dumps(
             asdict(Sign(number, step, self._waits, left, os.getpid(), os.getppid(), last_words.machine()))
         )
@@ -115,9 +115,9 @@ class Watch:
             for rank, sign in ears.silent(self._seconds):
                 self._end(rank, sign)
             if now - ears.last > self._seconds:
-                hang_up(f"the job's store was not heard of for {self._seconds:g} s")
+                disconnect(f"the job's store was not heard of for {self._seconds:g} s")
             if now - ears.moving > self._seconds:
-                hang_up(f"all processes have waited for each other for {2 * self._seconds:g} s")
+                disconnect(f"all processes have waited for each other for {2 * self._seconds:g} s")
 
     def _look_at_itself(self, idle_seconds: float) -> None:
         stuck = idle_seconds > self._seconds
@@ -136,7 +136,7 @@ class Watch:
     def _end(self, rank: int, sign: Sign) -> None:
         """End a process that says nothing: kill it here, or do without it."""
         if (sign.machine, sign.agent) != (last_words.machine(), os.getppid()) or not _is_sibling(sign.process):
-            hang_up(f"{self._name(rank)} was not heard of for {self._seconds:g} s after step {sign.step}")
+            disconnect(f"{self._name(rank)} was not heard of for {self._seconds:g} s after step {sign.step}")
             return
         self._note(rank, "said nothing", _stack_of(rank, sign.process))
         with suppress(ProcessLookupError):
@@ -148,7 +148,7 @@ class Watch:
         if folder is None:
             print(f"scalewise: {message}", *lines, sep="\n  ", file=sys.stderr, flush=True)
         else:
-            last_words.leave_hang(folder, rank, message, lines)
+            last_words.leave_watchdog_report(folder, rank, message, lines)
 
     def _name(self, rank: int) -> str:
         """A process, and its workers once they are known."""
@@ -188,17 +188,17 @@ class _Progress:
 
     def __init__(self, now: float) -> None:
         self._process = psutil.Process()
-        self._seen = (PULSE.beat, 0, self._computed())
+        self._seen = (HEARTBEAT.last, 0, self._computed())
         self._looked = self._moved = now
 
     def idle_seconds(self, now: float) -> float:
         """How long there has been no progress."""
-        beat, stored, computed = PULSE.beat, self._stored(), self._computed()
-        last_beat, last_stored, last_computed = self._seen
+        heartbeat, stored, computed = HEARTBEAT.last, self._stored(), self._computed()
+        last_heartbeat, last_stored, last_computed = self._seen
         busy = computed - last_computed > SHARE * (now - self._looked)
-        if beat is not last_beat or stored != last_stored or busy:
+        if heartbeat is not last_heartbeat or stored != last_stored or busy:
             self._moved = now
-        self._seen, self._looked = (beat, stored, computed), now
+        self._seen, self._looked = (heartbeat, stored, computed), now
         return now - self._moved
 
     def _computed(self) -> float:

@@ -29,7 +29,7 @@ from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
 from scalewise.engine.placement import DiskFull
 from scalewise.engine.processes.failures import translated
-from scalewise.engine.processes.heartbeat import PULSE, Beat
+from scalewise.engine.processes.heartbeat import HEARTBEAT, Heartbeat
 from scalewise.engine.store import checkpoint, emergency
 from scalewise.errors import (
     CheckpointError,
@@ -306,7 +306,7 @@ def stored_records(
         checkpoint.clear_unfinished(folder.checkpoints)
     writer = RecordWriter(folder.metrics) if leads else None
     newest: deque[Record] = deque(maxlen=emergency.RECORDS)
-    PULSE.beat = Beat(training.progress.step, True)
+    HEARTBEAT.last = Heartbeat(training.progress.step, True)
     try:
         for record in training.records():
             if isinstance(record, Result):
@@ -350,7 +350,7 @@ def stored_records(
         what = "the newest checkpoint is what is left" if saved is None else f"the state after step {saved} is saved"
         raise LostContact(f"{lost}; {what}") from None
     finally:
-        PULSE.beat = Beat(training.progress.step)
+        HEARTBEAT.last = Heartbeat(training.progress.step)
         if writer is not None:
             with contextlib.suppress(OSError):  # a full disk, of which more was said than could be here
                 writer.close()

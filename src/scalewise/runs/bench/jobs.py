@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from scalewise.engine.processes.last_words import OUTCOME, reason
+from scalewise.engine.processes.last_words import FOLDER, failure
 from scalewise.engine.processes.launch import LAUNCHER
 from scalewise.errors import PlacementError, ScalewiseError
 from scalewise.runs.bench.hosts import Host, hosts
@@ -96,7 +96,7 @@ class Job(Generic[RequestT, ReplyT]):
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not JOB_VARIABLES.match(name)}
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        ours = {OUTCOME: str(self._folder), LAUNCHER: str(os.getpid()), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        ours = {FOLDER: str(self._folder), LAUNCHER: str(os.getpid()), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         return kept | ours | {"OMP_NUM_THREADS": str(self._start.threads), "PYTHONPATH": path}
 
     def _connected(self) -> Connection[Any, Any]:
@@ -128,7 +128,7 @@ class Job(Generic[RequestT, ReplyT]):
             for path in self._folder.glob("codes-*.json")
             for rank, code in json.loads(path.read_text()).items()
         }
-        return reason(self._folder, codes, f"one of {self._start.processes} that were timed together: start again")
+        return failure(self._folder, codes, f"one of {self._start.processes} that were timed together: start again")
 
     def _kill(self) -> None:
         """End what still runs: the launchers end their processes, and these end themselves without a launcher."""

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from scalewise.engine.processes.fork_server import prepared, starting_from
+from scalewise.engine.processes.fork_server import forking_from, preloaded
 from scalewise.engine.processes.launch import LAUNCHER, end_with_launcher
 from scalewise.runs.bench.work import Start
 
@@ -47,7 +47,7 @@ def main(folder: Path, node: int) -> int:
     logging.disable(logging.ERROR)  # the agent's own words on children and signals; the command has better ones
     (folder / f"node-{node}").mkdir()
     try:
-        with prepared() as nursery, starting_from(nursery):
+        with preloaded() as fork_server, forking_from(fork_server):
             elastic_launch(config(Start.load(folder), folder, node), sys.executable)(
                 "-m", "scalewise.runs.bench.part", str(folder)
             )

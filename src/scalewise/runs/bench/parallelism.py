@@ -20,7 +20,7 @@ import torch.distributed as dist
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.protocol import HeldBytes
 from scalewise.engine.placement import DeviceName, Placement
-from scalewise.engine.processes.memory import forget_peak, held, release_freed
+from scalewise.engine.processes.memory import held, release_freed, reset_peak
 from scalewise.engine.processes.team import Team
 from scalewise.errors import UsageError
 from scalewise.plan.links import Link
@@ -152,7 +152,7 @@ def _alone(task: Task, recipe: Recipe, placement: Placement, team: Team) -> _Own
     release_freed()
     with Training(task, recipe, placement) as training:
         gc.collect()
-        forget_peak()
+        reset_peak()
         losses = [take_step(training) for _ in range(COMPARED_STEPS)]
         peak = held().highest
         with Payload(team) as payload:

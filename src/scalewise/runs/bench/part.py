@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from scalewise.engine.processes.failures import translated
-from scalewise.engine.processes.last_words import leave_outcome
+from scalewise.engine.processes.last_words import leave_exit_report
 from scalewise.engine.processes.launch import end_with_launcher
 from scalewise.engine.processes.pool import speak_into
 from scalewise.engine.processes.team import Team, joined
@@ -55,7 +55,7 @@ def _serve(folder: Path, team: Team, perform: Callable[[Any], Any]) -> NoReturn:
 
 
 def _fail(error: ScalewiseError) -> NoReturn:
-    leave_outcome(error.exit_code, str(error), isinstance(error, LostContact))
+    leave_exit_report(error.exit_code, str(error), isinstance(error, LostContact))
     sys.stderr.flush()
     os._exit(error.exit_code)  # without waiting for processes that may be gone
 

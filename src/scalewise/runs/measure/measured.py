@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from scalewise.engine.placement import Placement
-from scalewise.engine.processes.memory import is_shortage, tells_of_shortage
+from scalewise.engine.processes.memory import is_out_of_memory, says_out_of_memory
 from scalewise.engine.store.folder import RunFolder, RunRecipe
 from scalewise.errors import RunFolderError, ScalewiseError, TargetMissed, TooLittleMemory
 from scalewise.recipe import Recipe
@@ -92,8 +92,8 @@ def _timed(found: Measurement, part: str) -> Iterator[None]:
 
 def _tells_of_shortage(error: Exception) -> bool:
     """Whether memory was short, here or in a process whose failure is passed on."""
-    passed_on = isinstance(error, ScalewiseError) and tells_of_shortage(str(error))
-    return is_shortage(error) or isinstance(error, TooLittleMemory) or passed_on
+    passed_on = isinstance(error, ScalewiseError) and says_out_of_memory(str(error))
+    return is_out_of_memory(error) or isinstance(error, TooLittleMemory) or passed_on
 
 
 def _unfinished(part: str, error: Exception) -> str:

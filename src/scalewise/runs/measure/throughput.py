@@ -25,7 +25,7 @@ from scalewise.engine.loop import Training
 from scalewise.engine.numerics import numerics
 from scalewise.engine.parallel.workers import precision
 from scalewise.engine.placement import Placement, available_cores
-from scalewise.engine.processes.memory import STATUS, free_memory, held, is_shortage
+from scalewise.engine.processes.memory import STATUS, free_memory, held, is_out_of_memory
 from scalewise.engine.processes.team import choose_device
 from scalewise.recipe import Recipe, resolve
 from scalewise.runs.measure.memory.steps import smallest_batch, take_step, trial_recipe
@@ -238,7 +238,7 @@ class _Bench:
             try:
                 found.append(self._enter(batch))
             except (RuntimeError, MemoryError) as error:
-                if is_shortage(error) and found:  # the failed one's memory is free again
+                if is_out_of_memory(error) and found:  # the failed one's memory is free again
                     break
                 raise
             speeds.append(batch / found[-1].step_seconds)
@@ -280,7 +280,7 @@ class _Bench:
                 for one in contestants[start:] + contestants[:start]
             }
         except (RuntimeError, MemoryError) as error:
-            if is_shortage(error) and len(contestants) > 1:
+            if is_out_of_memory(error) and len(contestants) > 1:
                 return None
             raise
 

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalewise.engine.placement import Placement
-from scalewise.engine.processes.memory import LARGE_BLOCK, tells_of_shortage
+from scalewise.engine.processes.memory import LARGE_BLOCK, says_out_of_memory
 from scalewise.errors import Failed, ProcessFailed, TaskError
 from scalewise.recipe import Recipe
 from scalewise.runs.measure.memory.jobs import JOB, Job, Note, notes_in
 from scalewise.tasks.task import Origin, Task
 
-SIGNALS_OF_SHORTAGE = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
+OUT_OF_MEMORY_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 NEAR = 0.5  # a process that dies by one of these while it needs at least this part of its room died of memory
 LAST_LINES = 10
 JOB_VARIABLES = re.compile(
@@ -149,9 +149,9 @@ def _died_of_memory(number: int, said: str, needed: float, room: int) -> bool:
     The kernel's killer sends SIGKILL, to it first of all. Libraries that do not check an allocation crash, which counts
     when they say so or were near the limit.
     """
-    if number == signal.SIGKILL or tells_of_shortage(said):
+    if number == signal.SIGKILL or says_out_of_memory(said):
         return True
-    return number in SIGNALS_OF_SHORTAGE and needed >= NEAR * room
+    return number in OUT_OF_MEMORY_SIGNALS and needed >= NEAR * room
 
 
 def _last_peak(note: Note) -> int:

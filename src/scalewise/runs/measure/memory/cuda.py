@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from scalewise.engine.processes.memory import is_shortage
+from scalewise.engine.processes.memory import is_out_of_memory
 from scalewise.runs.measure.memory import steps
 from scalewise.runs.measure.memory.jobs import Job, Note
 from scalewise.tasks.task import Task
@@ -56,7 +56,7 @@ class OnDevice:
                 for points in steps.doubling(peak, smallest, self._job.most, self._job.allowed - baseline):  # noqa: B007
                     pass
         except (RuntimeError, MemoryError) as error:
-            if not is_shortage(error):
+            if not is_out_of_memory(error):
                 raise
             ended = "out of memory"
         return Note(ended, baseline, points, smallest, parts)

@@ -20,7 +20,14 @@ import torch
 import torch.distributed as dist
 
 from scalewise.engine.processes.failures import translated
-from scalewise.engine.processes.memory import allow, forget_peak, held, is_shortage, release_freed, stand_in_front
+from scalewise.engine.processes.memory import (
+    be_killed_first,
+    held,
+    is_out_of_memory,
+    limit_memory,
+    release_freed,
+    reset_peak,
+)
 from scalewise.engine.processes.team import joined
 from scalewise.errors import LostContact, ScalewiseError, TaskError
 from scalewise.records import write_atomically
@@ -46,7 +53,7 @@ class _Notebook:
 
 def main(folder: Path) -> int:
     """Do the job; the exit code is 0 when all of it was done."""
-    stand_in_front()
+    be_killed_first()
     book = _Notebook(folder / f"note-{os.environ.get('RANK', '0')}.json")
     try:
         _perform(pickle.loads((folder / JOB).read_bytes()), book)
@@ -61,7 +68,7 @@ def main(folder: Path) -> int:
 
 def _ending(error: BaseException) -> dict[str, Any]:
     """What to note of an error: memory that was not there, or a failure in words."""
-    if is_shortage(error):
+    if is_out_of_memory(error):
         return {"ended": "out of memory", "message": str(error)}
     if not isinstance(error, Exception):
         return {"ended": "failed", "message": f"stopped by {type(error).__name__}", "exit_code": 1}
@@ -72,7 +79,7 @@ def _ending(error: BaseException) -> dict[str, Any]:
 
 def _perform(job: Job, book: _Notebook) -> None:
     book.write(baseline=held().own)
-    allow(job.allowed)  # loading the data counts too
+    limit_memory(job.allowed)  # loading the data counts too
     task = _load(job.task)
     with ExitStack() as stack:
         if job.processes > 1:
@@ -83,11 +90,11 @@ def _perform(job: Job, book: _Notebook) -> None:
         book.write(baseline=baseline)
         if baseline >= job.allowed:
             raise MemoryError(f"{baseline} of {job.allowed} bytes are held before training")
-        allow(job.allowed)
+        limit_memory(job.allowed)
 
         def peak(batch: int) -> int:
             release_freed()
-            forget_peak()
+            reset_peak()
             with steps.settled(job, task, batch) as training:
                 return steps.settled_peak(training, lambda: _largest(held().highest - baseline, job.processes))
 
