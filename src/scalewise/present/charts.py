@@ -14,7 +14,7 @@ from scalewise.present.story import Figure, Key, Table
 from scalewise.present.words import NOTHING, number
 
 WIDTH, HEIGHT = 460, 290
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 26, 42
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 26, 42
 TABLE_ROWS = 24
 LABEL_LETTER, LABEL_LINE = 7.0, 15  # width of a letter of a label, and height of a line of them
 LOOKS = 10  # colours, dashes and shapes of the style sheet

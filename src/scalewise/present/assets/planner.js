@@ -1,7 +1,7 @@
 // Sliders over the planning model: every number and line on show is computed anew when one is moved.
 const planner = (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const WIDTH = 460, HEIGHT = 290, LEFT = 52, RIGHT = 12, TOP = 26, BOTTOM = 42;
+  const WIDTH = 460, HEIGHT = 290, LEFT = 56, RIGHT = 12, TOP = 26, BOTTOM = 42;
 
   const element = (name, attributes = {}, text = "", space = null) => {
     const made = space ? document.createElementNS(space, name) : document.createElement(name);
