@@ -30,8 +30,7 @@ from torch.nn import functional as F
 
 from scalewise import labs
 from scalewise.runs.bench.devices import break_even
-from scalewise.runs.bench.machine import missing, places
-from scalewise.runs.bench.operations import OPERATIONS
+from scalewise.runs.bench.operations import OPERATIONS, missing, places
 from scalewise.stats.timing import Cost, Estimate, fit
 from scalewise.tasks.digits import cnn, load
 

@@ -13,8 +13,8 @@ from scalewise.plan.links import Link
 from scalewise.runs.bench.cnn import Trained
 from scalewise.runs.bench.collectives import CollectivesReport, Line
 from scalewise.runs.bench.collectives import Row as Exchange
+from scalewise.runs.bench.common import Topology
 from scalewise.runs.bench.devices import DevicesReport, Peak, Row, Worth
-from scalewise.runs.bench.machine import Topology
 from scalewise.runs.bench.scaling import Lost, ScalingReport
 from scalewise.runs.bench.scaling import Row as Scaled
 from scalewise.stats.timing import Estimate

@@ -18,8 +18,8 @@ from conftest import environment
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
 from scalewise.runs.profile.layers import Layers
-from scalewise.runs.profile.profile import OTHER, PHASES
 from scalewise.runs.profile.profiler import profile
+from scalewise.runs.profile.result import OTHER, PHASES
 from scalewise.runs.profile.session import observe
 from scalewise.runs.profile.spans import Label, Recorder, segments, spans
 from scalewise.tasks.digits import load

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from scalewise.cli.profile_view import screen
-from scalewise.runs.profile.profile import (
+from scalewise.runs.profile.result import (
     OTHER,
     PHASES,
     Communication,

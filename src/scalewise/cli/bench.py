@@ -25,7 +25,7 @@ from scalewise.runs.measure.memory.budget import parse_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from scalewise.runs.bench.folder import Report
+    from scalewise.runs.bench.common import Report
     from scalewise.runs.bench.scaling import Mode
 
 DERIVED_HERE = ("workers", "threads", "epochs", "steps", "schedule", "lr_rule", "warmup_epochs", "patience", "target")
@@ -123,8 +123,8 @@ def collectives(
         from scalewise.plan import links
         from scalewise.runs.bench.collectives import SIZES
         from scalewise.runs.bench.collectives import collectives as measure
+        from scalewise.runs.bench.common import chosen_device
         from scalewise.runs.bench.jobs import check_counts
-        from scalewise.runs.bench.machine import chosen_device
 
         counts = _whole_numbers(processes or ",".join(map(str, _powers_of_two())), "--processes")
         check_counts(counts, 2, hosts)
@@ -223,8 +223,8 @@ def scaling(
         raise UsageError("scaling is either weak or strong, got both; drop --weak or --strong")
     options = Options(out, json, quiet)
     with _benching(options):
+        from scalewise.runs.bench.common import chosen_device
         from scalewise.runs.bench.jobs import check_counts
-        from scalewise.runs.bench.machine import chosen_device
         from scalewise.runs.bench.scaling import TrainingWork, default_workers
         from scalewise.runs.bench.scaling import scaling as measure
         from scalewise.tasks.load import load_task
@@ -280,7 +280,7 @@ def _benching(options: Options) -> Iterator[None]:
 
 def _finish(report: Report, options: Options, view: StatusView, screen: RenderableType) -> Path:
     """Write what came out into its folder, draw it, and print it."""
-    from scalewise.runs.bench.folder import save_report
+    from scalewise.runs.bench.common import save_report
 
     folder, text = save_report(report, options.out)
     leave_page(folder, view.console)

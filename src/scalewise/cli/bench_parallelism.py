@@ -161,7 +161,7 @@ def _take_part(request: Request, task: Task, recipe: Recipe, link: Link | None) 
 
 
 def _compare(request: Request, task: Task, recipe: Recipe, link: Link | None, team: Team) -> int:
-    from scalewise.runs.bench.folder import save_report
+    from scalewise.runs.bench.common import save_report
     from scalewise.runs.bench.parallelism import Report, compare_ways
 
     view = StatusView(request.quiet or not team.leads)

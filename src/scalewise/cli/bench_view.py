@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from scalewise.runs.bench import collectives as exchanged
     from scalewise.runs.bench import scaling as scaled
     from scalewise.runs.bench.cnn import Trained
+    from scalewise.runs.bench.common import Topology
     from scalewise.runs.bench.devices import DevicesReport, Peak, Row, Worth
-    from scalewise.runs.bench.machine import Topology
 
 POOR_FIT = 0.3
 BUSY = 0.5  # running programs per core, before anything was timed, from which on a person should know

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from scalewise.present.terminal import blocks
 from scalewise.present.words import count, number
-from scalewise.runs.profile.profile import COMPUTING, INPUT, MEANING, OTHER, UPDATING
+from scalewise.runs.profile.result import COMPUTING, INPUT, MEANING, OTHER, UPDATING
 from scalewise.runs.profile.verdict import milliseconds, percent
 
 if TYPE_CHECKING:
-    from scalewise.runs.profile.profile import Communication, InFlight, LayerRow, PhaseRow, Piece, Point, Profile
+    from scalewise.runs.profile.result import Communication, InFlight, LayerRow, PhaseRow, Piece, Point, Profile
 
 WIDE = 100  # columns from which there is room for what a phase is
 LAYER_LINES = 16
@@ -235,7 +235,7 @@ def process_table(found: Profile) -> Table:
 def curve(points: Sequence[Point]) -> str:
     """Values over time as heights from 0 to the largest.
 
-    >>> from scalewise.runs.profile.profile import Point
+    >>> from scalewise.runs.profile.result import Point
     >>> curve([Point(0, 1.0), Point(1, 2.0)])
     '▅█'
     """

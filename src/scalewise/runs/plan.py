@@ -129,7 +129,7 @@ def _measured_link(request: PlanRequest, folder: Path, notify: Notify) -> Known:
     from scalewise.plan import links
     from scalewise.plan.records import Known
     from scalewise.runs.bench.collectives import collectives
-    from scalewise.runs.bench.machine import chosen_device
+    from scalewise.runs.bench.common import chosen_device
 
     device = chosen_device(request.device, LINK_PROCESSES)
     report = collectives(

@@ -14,7 +14,7 @@ from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
 from scalewise.recipe import Recipe
 from scalewise.records import Epoch, Record, Step
-from scalewise.runs.bench.machine import Place
+from scalewise.runs.bench.operations import Place
 from scalewise.stats.timing import median_interval, rounds
 from scalewise.tasks.digits import digits
 from scalewise.tasks.task import Task

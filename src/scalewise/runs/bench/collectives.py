@@ -27,8 +27,8 @@ from scalewise.engine.processes.team import Team, all_gather
 from scalewise.engine.sums import reductions
 from scalewise.engine.sums.flat import FlatLayout
 from scalewise.plan.links import Link
+from scalewise.runs.bench.common import Topology, topology
 from scalewise.runs.bench.jobs import Job, taking_turns
-from scalewise.runs.bench.machine import Topology, topology
 from scalewise.runs.bench.work import Start
 from scalewise.stats.timing import Cost, Estimate, fit, median_interval, rounds
 

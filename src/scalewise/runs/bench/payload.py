@@ -24,7 +24,7 @@ KINDS: tuple[Kind, ...] = ("gradients", "parameters", "activations", "activation
 
 # (end of the file's name, function or nothing) -> what is sent from there; the innermost that is known decides
 PLACES: dict[tuple[str, str], Kind] = {
-    ("engine/team.py", "gather_rows"): "numbers",
+    ("processes/team.py", "gather_rows"): "numbers",
     ("reductions/ordered.py", "_gather_norms"): "numbers",
     ("reductions/ordered.py", "complete"): "numbers",
     ("reductions/server.py", "squared_norm"): "numbers",
@@ -33,7 +33,7 @@ PLACES: dict[tuple[str, str], Kind] = {
     ("reductions/ordered.py", ""): "gradients",
     ("reductions/allreduce.py", ""): "gradients",
     ("reductions/server.py", ""): "gradients",
-    ("strategies/ordered_scatter.py", ""): "gradients",
+    ("parallel/fsdp.py", "__call__"): "gradients",
     ("_fully_shard/_fsdp_collectives.py", ""): "parameters",
     ("pipelining/schedules.py", ""): "activations",
     ("tensor/_redistribute.py", ""): "activations",

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scalewise.engine.placement import Placement
 from scalewise.recipe import Recipe
+from scalewise.runs.bench.common import Topology, topology
 from scalewise.runs.bench.jobs import Job, taking_turns
-from scalewise.runs.bench.machine import Topology, topology
 from scalewise.runs.bench.work import Start
 from scalewise.stats.timing import median_interval, rounds
 

@@ -1,25 +1,38 @@
-"""The engine with spans around its seams: put in place for some steps, and taken away without a trace."""
+"""Spans around the engine's own seams: installed for some steps, then removed without a trace.
+
+Communication: torch's collectives with spans around them, and how long each was in flight. What was in flight while the
+process did something else is hidden; what it waited for is not.
+Reading: samples record how long they took to fetch, here or in a loader process. A loader process has its own memory,
+so it appends what it recorded to a file of its own, batch by batch.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
+import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from scalewise.engine.data import loaders
 from scalewise.engine.data.feed import AHEAD
+from scalewise.engine.data.samples import Augmented, DatasetSamples, Samples, Subset
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.data import DataParallel
 from scalewise.engine.parallel.workers import Workers
 from scalewise.runs.profile.layers import AFTER_THE_MODEL, Layers
-from scalewise.runs.profile.reading import TimedSamples
-from scalewise.runs.profile.spans import Clock, Label, Recorder
-from scalewise.runs.profile.wire import Wire
-from scalewise.tasks.task import Loss, MeanLoss
+from scalewise.runs.profile.spans import Clock, Label, Recorder, Segment, segments
+from scalewise.tasks.task import Batch, Loss, MeanLoss
 
 BACKWARD = Label("backward"), Label("backward", AFTER_THE_MODEL)
 TURN = Label("", hidden=True)
@@ -135,3 +148,190 @@ def _replace(stack: ExitStack, owner: object, name: str, value: object) -> None:
     else:
         stack.callback(delattr, owner, name)
     setattr(owner, name, value)
+
+
+STARTS, WAITS = Label("communication"), Label("communication", waits=True)
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_single",
+    "all_gather_into_tensor",
+    "all_to_all_single",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "reduce",
+    "broadcast",
+    "barrier",
+)
+BETWEEN_TWO = ("isend", "irecv")  # which never wait, and do not tell when they are done
+
+
+@dataclass
+class Flight:
+    """One operation under way: from its start to its end."""
+
+    name: str
+    start: float
+    stop: float | None = None
+
+
+class _Watched:
+    """torch's handle of an operation, with a span around waiting for it."""
+
+    def __init__(self, work: dist.Work, flight: Flight, recorder: Recorder) -> None:
+        self._work, self._flight = work, flight
+        self._wait = recorder.around(WAITS, work.wait)
+        if flight.name not in BETWEEN_TWO:
+            work.get_future().add_done_callback(self._land)
+
+    def _land(self, future: object) -> None:
+        self._flight.stop = self._flight.stop or time.perf_counter()
+
+    def wait(self, *arguments: Any) -> Any:  # noqa: ANN401
+        """Until it is done."""
+        done = self._wait(*arguments)
+        self._land(None)
+        return done
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._work, name)
+
+
+class Wire:
+    """The operations of this process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._flights: list[Flight] = []
+
+    def take(self) -> list[Flight]:
+        """Those that have ended since the last time."""
+        ended = [flight for flight in self._flights if flight.stop is not None]
+        self._flights = [flight for flight in self._flights if flight.stop is None]
+        return ended
+
+    @contextmanager
+    def tapped(self) -> Iterator[None]:
+        """The context in which every operation of torch.distributed is noted."""
+        names = [name for name in (*COLLECTIVES, *BETWEEN_TWO) if hasattr(dist, name)]
+        before = {name: getattr(dist, name) for name in names}
+        for name, function in before.items():
+            setattr(dist, name, self._noted(name, function))
+        try:
+            yield
+        finally:
+            for name, function in before.items():
+                setattr(dist, name, function)
+
+    def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def noted(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+            flight = Flight(name, time.perf_counter())
+            self._flights.append(flight)
+            goes_on = name in BETWEEN_TWO or named.get("async_op", False)
+            work = self._recorder.around(STARTS if goes_on else WAITS, function)(*arguments, **named)
+            if goes_on and work is not None:
+                return _Watched(work, flight, self._recorder)
+            flight.stop = time.perf_counter()
+            return work
+
+        return noted
+
+
+READ, TO_MEMORY, PREPROCESS = Label("read"), Label("transport to memory"), Label("preprocess")
+
+
+class TimedSamples:
+    """The same samples, with a span around each part of a fetch."""
+
+    def __init__(self, samples: Samples, recorder: Recorder, folder: Path) -> None:
+        """Files of loader processes go to `folder`."""
+        self.in_memory = samples.in_memory
+        self._samples = timed(samples, recorder)
+        self._recorder, self._folder = recorder, folder
+        self._owner = self._process = os.getpid()
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
+        """The samples; what was noted in a loader process is written down there."""
+        if os.getpid() != self._process:
+            self._process = os.getpid()
+            self._recorder.forget()
+        loads = self._process != self._owner
+        if not loads:
+            self._recorder.own_lane("beside")  # where it is not the thread of the step
+        batch = self._samples.fetch(indices, epochs)
+        if loads:
+            _write(self._folder / f"{self._process}.jsonl", segments(self._recorder.take()[0].events))
+        return batch
+
+    def describe(self, index: int) -> str:
+        """A sample, for people."""
+        return self._samples.describe(index)
+
+
+def timed(samples: Samples, recorder: Recorder) -> Samples:
+    """Samples whose reading, collating and augmenting are spans: the same code, with its parts wrapped."""
+    samples = copy.copy(samples)
+    if isinstance(samples, Augmented):
+        samples.samples = timed(samples.samples, recorder)
+        samples._augment = recorder.around(PREPROCESS, samples._augment)
+    elif isinstance(samples, Subset):
+        samples.samples = timed(samples.samples, recorder)
+    elif isinstance(samples, DatasetSamples):
+        samples.dataset = _TimedDataset(samples.dataset, recorder)
+        samples.fetch = recorder.around(TO_MEMORY, samples.fetch)  # type: ignore[method-assign]
+    else:
+        samples.fetch = recorder.around(READ, samples.fetch)  # type: ignore[method-assign]
+    return samples
+
+
+class _TimedDataset:
+    """A user's data set with a span around `__getitem__`."""
+
+    def __init__(self, dataset: Any, recorder: Recorder) -> None:  # noqa: ANN401
+        self._dataset = dataset
+        self._get = recorder.around(READ, dataset.__getitem__)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
+        return self._get(index)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever else it offers, as `describe`)
+        return getattr(self._dataset, name)
+
+
+@dataclass(frozen=True)
+class Loader:
+    """A loader process and what it did when, batch by batch."""
+
+    number: int
+    batches: list[list[Segment]]
+
+    def between(self, start: float, stop: float) -> Iterator[Segment]:
+        """What it did in a stretch of time, cut off at its ends."""
+        for piece in (piece for batch in self.batches for piece in batch):
+            if piece.start < stop and piece.stop > start:
+                yield Segment(piece.label, max(piece.start, start), min(piece.stop, stop))
+
+
+def read_loaders(folder: Path) -> list[Loader]:
+    """All loader processes that wrote into the folder, by process number."""
+    files = sorted(folder.glob("*.jsonl"), key=lambda file: int(file.stem))
+    return [Loader(number, list(_read(file))) for number, file in enumerate(files)]
+
+
+def _write(file: Path, found: list[Segment]) -> None:
+    rows = [[piece.label.phase, piece.start, piece.stop] for piece in found]
+    with file.open("a") as out:
+        out.write(json.dumps(rows) + "\n")
+
+
+def _read(file: Path) -> Iterator[list[Segment]]:
+    for line in file.read_text().splitlines():
+        if line.endswith("]]"):  # else its process ended while it wrote
+            yield [Segment(Label(phase), start, stop) for phase, start, stop in json.loads(line)]

@@ -13,10 +13,9 @@ from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement, available_cores, loader_processes
 from scalewise.recipe import Recipe
 from scalewise.runs.profile import times
-from scalewise.runs.profile.machine import usage
-from scalewise.runs.profile.profile import LoaderRow, Overhead, ProcessRow, Profile, Setting
-from scalewise.runs.profile.session import Notes, Times, observe
-from scalewise.runs.profile.trace import trace
+from scalewise.runs.profile.result import LoaderRow, Overhead, ProcessRow, Profile, Setting
+from scalewise.runs.profile.session import Notes, Times, observe, usage
+from scalewise.runs.profile.times import trace
 from scalewise.runs.profile.verdict import verdict
 from scalewise.stats.timing import median_interval
 from scalewise.tasks.task import Task

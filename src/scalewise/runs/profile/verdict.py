@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scalewise.runs.profile.profile import (
+from scalewise.runs.profile.result import (
     COMPUTING,
     INPUT,
     OTHER,

@@ -1,22 +1,43 @@
-"""What the machine tells about itself: cores, sockets, memory nodes, and how GPUs are connected."""
+"""What every bench shares: facts about the machine, and the folder of the result."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.engine.processes.team import choose_device
+from scalewise.engine.store.folder import make_folder
 from scalewise.errors import PlacementError
+from scalewise.records import finite, write_atomically
+
+DOCUMENT_FILE = "bench.json"
+
+
+class Report(Protocol):
+    """What a bench has measured."""
+
+    def to_json(self) -> dict[str, Any]:
+        """With its `kind` and its `rows`."""
+
+
+def save_report(report: Report, out: Path | None) -> tuple[Path, str]:
+    """Write a report into `out`, or into runs/bench-<kind>-<time>; returns the folder and what --json prints."""
+    document = report.to_json()
+    folder = make_folder(out, f"bench-{document['kind']}").path
+    text = json.dumps(finite({"run": str(folder), **document}), indent=2)
+    write_atomically(folder / DOCUMENT_FILE, text + "\n")
+    return folder, text
+
 
 SYSTEM = Path("/sys/devices/system")
 CPU_INFO = Path("/proc/cpuinfo")
@@ -85,51 +106,6 @@ def _gpu_links() -> str | None:
     command = ["nvidia-smi", "topo", "-m"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False)
     return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-@dataclass(frozen=True)
-class Place:
-    """A device, and the CPU threads that compute or, for an accelerator, feed it."""
-
-    device: DeviceName
-    threads: int
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return self.device if self.device != "cpu" else f"cpu, {self.threads} thread{'' if self.threads == 1 else 's'}"
-
-    @contextmanager
-    def used(self) -> Iterator[torch.device]:
-        """The context in which torch computes there."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            yield torch.device(self.device)
-        finally:
-            torch.set_num_threads(before)
-
-
-def places(cores: int | None = None) -> list[Place]:
-    """The CPU on 1, 2, 4, … and all cores, then what accelerators there are."""
-    most = cores or available_cores()
-    powers = [1 << power for power in range(most.bit_length())]
-    found = [Place("cpu", threads) for threads in sorted({*powers, most}) if threads <= most]
-    if torch.cuda.is_available():
-        found.append(Place("cuda", most))
-    if torch.backends.mps.is_available():
-        found.append(Place("mps", most))
-    return found
-
-
-def missing(found: list[Place]) -> list[str]:
-    """What could not be measured here, and why."""
-    notes = []
-    if all(place.device == "cpu" for place in found):
-        notes.append("no CUDA or MPS device here: copies to a device and what is worth sending there were not measured")
-    if len(found) == 1:
-        notes.append("one core here: what more threads bring was not measured")
-    return notes
 
 
 def chosen_device(device: DeviceName, processes: int) -> DeviceName:
