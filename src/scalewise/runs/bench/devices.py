@@ -16,17 +16,8 @@ import numpy as np
 import torch
 
 from scalewise.runs.bench.cnn import Trained, trained
-from scalewise.runs.bench.operations import (
-    OPERATIONS,
-    TRANSFERS,
-    Operation,
-    Place,
-    Run,
-    Topology,
-    missing,
-    places,
-    topology,
-)
+from scalewise.runs.bench.common import Topology, topology
+from scalewise.runs.bench.operations import OPERATIONS, TRANSFERS, Operation, Place, Run, missing, places
 from scalewise.runs.measure.throughput import matrix_product_peak, timed
 from scalewise.stats.timing import Cost, fit, median_interval, rounds
 
