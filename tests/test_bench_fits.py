@@ -10,8 +10,7 @@ import pytest
 from scalewise.plan.links import Link
 from scalewise.runs.bench.devices import break_even
 from scalewise.runs.bench.operations import OPERATIONS
-from scalewise.runs.bench.scaling import Parts, lost, medians, parts_of_step
-from scalewise.stats.timing import Cost, Estimate, fit, rounds
+from scalewise.stats.timing import Cost, Estimate, Parts, fit, lost, medians, parts_of_step, rounds
 
 BYTES = np.array([4e3, 3e4, 2.5e5, 1e6, 4e6, 16e6])
 NOISE, BUSY, ROUNDS, SEEDS = 0.05, 0.08, 9, 60

@@ -15,9 +15,9 @@ from scalewise.runs.bench.collectives import CollectivesReport, Line
 from scalewise.runs.bench.collectives import Row as Exchange
 from scalewise.runs.bench.common import Topology
 from scalewise.runs.bench.devices import DevicesReport, Peak, Row, Worth
-from scalewise.runs.bench.scaling import Lost, ScalingReport
 from scalewise.runs.bench.scaling import Row as Scaled
-from scalewise.stats.timing import Estimate
+from scalewise.runs.bench.scaling import ScalingReport
+from scalewise.stats.timing import Estimate, Lost
 
 MACHINE = Topology("Abacus 9", 2, 8, 1, 2, 0.25, None)
 

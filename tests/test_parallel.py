@@ -19,7 +19,7 @@ from scalewise.engine.parallel.fsdp import refuse_scalars
 from scalewise.engine.parallel.stages import balanced, split
 from scalewise.engine.parallel.tensor import plan
 from scalewise.errors import PlacementError, TaskError
-from scalewise.runs.bench.parallelism import Report, Row
+from scalewise.runs.bench.parallelism import ParallelismReport, Row
 from scalewise.runs.bench.payload import KINDS
 
 pytestmark = pytest.mark.timeout(900)  # for the one that starts the jobs
@@ -275,7 +275,7 @@ def test_a_scalar_parameter_cannot_be_cut():
 WAYS = {"data": 0.0161, "sharded-optimizer": 0.0131, "pipeline": 0.0329}
 
 
-def _ways(**seconds: float) -> Report:
+def _ways(**seconds: float) -> ParallelismReport:
     moved = dict.fromkeys(KINDS, 16_400)
     figures = {"exact": True, "loss_difference": 0.0, "parameter_bytes": 123_000, "peak_rss_bytes": 250_000_000}
     figures |= {"sent_by_kind_bytes_per_step": moved, "received_by_kind_bytes_per_step": moved, "idle_share": 0.82}
@@ -283,7 +283,7 @@ def _ways(**seconds: float) -> Report:
         Row(name, **figures, step_seconds=took, bubble_share=0.5 if name == "pipeline" else None)
         for name, took in (WAYS | seconds).items()
     ]
-    return Report("digits", sw.Recipe(workers=4), 2, None, [*rows, Row("tensor", reason="it cannot")])
+    return ParallelismReport("digits", sw.Recipe(workers=4), 2, None, [*rows, Row("tensor", reason="it cannot")])
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -260,3 +260,10 @@ def write_atomically(path: Path, text: str) -> None:
             error.filename = str(path)  # a full disk does not say where
         temporary.unlink(missing_ok=True)
         raise
+
+
+def save_document(path: Path, document: dict[str, Any]) -> str:
+    """Write a result as `--json` prints it; returns that text."""
+    text = json.dumps(finite(document), indent=2)
+    write_atomically(path, text + "\n")
+    return text

@@ -38,7 +38,7 @@ app = App(
 bench = App(name="bench", help="How fast are the devices, the links and the scaling here?", help_format="plaintext")
 bench.command("scalewise.cli.bench:devices", name="devices", help="Operations and a training on every device here.")
 bench.command("scalewise.cli.bench:collectives", name="collectives", help="How fast processes exchange data.")
-bench.command("scalewise.cli.bench:scaling", name="scaling", help="How a training speeds up on more processes.")
+bench.command("scalewise.cli.bench_scaling:scaling", name="scaling", help="How a training speeds up on more processes.")
 bench.command(
     "scalewise.cli.bench_parallelism:parallelism", name="parallelism", help="What each kind of parallelism costs."
 )

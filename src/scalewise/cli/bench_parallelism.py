@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, print_document, recipe_flags
 from scalewise.cli.measure_view import small_table
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import LostContact, PlacementError, ScalewiseError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scalewise.engine.processes.team import Team
     from scalewise.plan.links import Link
     from scalewise.recipe import Recipe
-    from scalewise.runs.bench.parallelism import Report, Row
+    from scalewise.runs.bench.parallelism import ParallelismReport, Row
     from scalewise.tasks.task import Task
 
 WITHOUT = ("threads", "epochs", "steps", "schedule", "warmup_epochs", "patience", "target", "compile")
@@ -161,24 +161,24 @@ def _take_part(request: Request, task: Task, recipe: Recipe, link: Link | None) 
 
 
 def _compare(request: Request, task: Task, recipe: Recipe, link: Link | None, team: Team) -> int:
-    from scalewise.runs.bench.common import save_report
-    from scalewise.runs.bench.parallelism import Report, compare_ways
+    from scalewise.runs.bench.common import stored
+    from scalewise.runs.bench.parallelism import ParallelismReport, compare_ways
 
     view = StatusView(request.quiet or not team.leads)
     with view.live():
         rows = compare_ways(task, recipe, team, request.device, link, request.rounds, view.notify)
     if team.leads:
-        report = Report(task.name, recipe, team.size, link, rows)
-        folder, text = save_report(report, request.out)
-        leave_page(folder, view.console)
+        report = stored(ParallelismReport(task.name, recipe, team.size, link, rows), request.out)
+        assert report.run is not None
+        leave_page(report.run, view.console)
         _draw(report, view.console)
-        view.console.print(f"[dim]folder {escape(str(folder))}[/dim]")
+        view.console.print(f"[dim]folder {escape(str(report.run))}[/dim]")
         if request.json:
-            print(text, file=sys.__stdout__, flush=True)
+            print_document(report.to_json())
     return 0
 
 
-def _draw(report: Report, console: Console) -> None:
+def _draw(report: ParallelismReport, console: Console) -> None:
     console.print(table(report, console.width))
     console.print(LEGEND, style="dim", markup=False)
     for row in report.rows:
@@ -189,7 +189,7 @@ def _draw(report: Report, console: Console) -> None:
     console.print(f"\n{report.advice}", markup=False, highlight=False)
 
 
-def table(report: Report, width: int) -> Table:
+def table(report: ParallelismReport, width: int) -> Table:
     """One line for each way; where there is little room, without the peak of memory."""
     recipe, micro = report.recipe, report.recipe.micro_batches
     title = (

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shlex
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import Group, Parameter
 from rich.console import Console
 
-from scalewise.errors import RunFolderError
+from scalewise.errors import RunFolderError, UsageError
 from scalewise.present.live import DownloadView
 from scalewise.recipe import Recipe
+from scalewise.records import finite
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -61,6 +64,26 @@ def _whole_number(kind: object, tokens: Sequence[Token]) -> int | None:
         return int(text)
     except ValueError:
         raise ValueError(f"must be a whole number, got {text}") from None
+
+
+def given_fields(flags: object) -> dict[str, Any]:
+    """The recipe fields that were given as flags."""
+    return {name: value for name, value in vars(flags).items() if value is not None}
+
+
+def whole_numbers(text: str, flag: str) -> list[int]:
+    """Several numbers of one flag, as in 1,2,4."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"{flag} must be whole numbers with commas, got {text!r}; write for example {flag} 2,4"
+        ) from None
+
+
+def print_document(document: dict[str, Any]) -> None:
+    """Print a result as one JSON document on stdout, also where stdout is redirected for what a task prints."""
+    print(json.dumps(finite(document), indent=2), file=sys.__stdout__, flush=True)
 
 
 def download(task_spec: str, data: Path | None, quiet: bool) -> None:

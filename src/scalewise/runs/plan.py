@@ -128,11 +128,11 @@ def _measured_link(request: PlanRequest, folder: Path, notify: Notify) -> Known:
     """The link between processes of this machine, as `bench collectives` measures it, kept in the plan's folder."""
     from scalewise.plan import links
     from scalewise.plan.records import Known
-    from scalewise.runs.bench.collectives import collectives
+    from scalewise.runs.bench.collectives import measure_collectives
     from scalewise.runs.bench.common import chosen_device
 
     device = chosen_device(request.device, LINK_PROCESSES)
-    report = collectives(
+    report = measure_collectives(
         [LINK_PROCESSES],
         LINK_SIZES,
         seconds=LINK_SECONDS,

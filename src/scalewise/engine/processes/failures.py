@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch.distributed as dist
 
@@ -21,6 +23,17 @@ from scalewise.errors import (
 )
 
 STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+@contextmanager
+def translating() -> Iterator[None]:
+    """The context in which an error that was not raised on purpose becomes the one to show."""
+    try:
+        yield
+    except ScalewiseError:
+        raise
+    except Exception as error:
+        raise translated(error) from error
 
 
 def translated(error: Exception) -> ScalewiseError:

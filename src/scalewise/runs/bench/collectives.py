@@ -1,6 +1,6 @@
 """How fast processes exchange data: every collective over sizes and process counts, and the link that explains it.
 
-Collectives as functions of one process, each on a buffer of so many bytes, counted as nccl-tests does.
+A collective is a function of one process on a buffer of N bytes, counted as nccl-tests does.
 
 The bytes are those of the whole buffer: all that is gathered, all that is scattered. Algorithm bandwidth is bytes ÷
 seconds; bus bandwidth multiplies it by what a link must carry at least per byte, so that it can be held against the
@@ -13,39 +13,50 @@ hardware's and does not fall with the number of processes by itself (github.com/
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalewise.engine.placement import DeviceName, Placement
+from scalewise.engine.placement import DeviceName, Placement, available_cores
 from scalewise.engine.processes.team import Team, all_gather
+from scalewise.engine.store.folder import check_writable
 from scalewise.engine.sums import reductions
 from scalewise.engine.sums.flat import FlatLayout
+from scalewise.errors import UsageError
+from scalewise.plan import links
 from scalewise.plan.links import Link
-from scalewise.runs.bench.common import Topology, topology
-from scalewise.runs.bench.jobs import Job, taking_turns
+from scalewise.runs.bench.common import (
+    Report,
+    Topology,
+    benching,
+    check_links,
+    check_seconds,
+    chosen_device,
+    stored,
+    topology,
+)
+from scalewise.runs.bench.jobs import Job, check_counts, taking_turns
 from scalewise.runs.bench.work import Start
+from scalewise.runs.request import Notify
 from scalewise.stats.timing import Cost, Estimate, fit, median_interval, rounds
-
-if TYPE_CHECKING:
-    from scalewise.engine.processes.team import Team
 
 NAMES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "ordered")
 SIZES = (4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 MOST_ROUNDS, SECONDS = 9, 30.0
+SOURCE, LINK_FILE = "scalewise bench collectives", "link.json"
 ROUND_SECONDS = 0.03  # of one case in one round, or one exchange if that takes longer
 MOST_TIMES = 100
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A collective on so many bytes, to be done so many times."""
+    """A collective on N bytes, to be repeated."""
 
     name: str
     bytes: int
@@ -119,12 +130,13 @@ class Line:
 
 
 @dataclass(frozen=True)
-class CollectivesReport:
+class CollectivesReport(Report):
     """All that was timed, the fits, and the link for `plan`.
 
-    link_processes: the process counts that the link was fitted to: those that have a core each, where there are any.
+    link_processes: the process counts that the link was fitted to: those that have a core each, if any.
     """
 
+    kind = "collectives"
     rows: tuple[Row, ...]
     fits: tuple[Line, ...]
     link: Link
@@ -137,12 +149,75 @@ class CollectivesReport:
     device: str
     topology: Topology
 
-    def to_json(self) -> dict[str, Any]:
-        """What --json prints."""
-        return {"kind": "collectives", **asdict(self)}
-
 
 def collectives(
+    *,
+    processes: Sequence[int] | None = None,
+    sizes: Sequence[int] | None = None,
+    seconds: float = SECONDS,
+    hosts: int | None = None,
+    rate: str | None = None,
+    device: DeviceName = "auto",
+    out: Path | None = None,
+    source: str = SOURCE,
+    notify: Notify = lambda line: None,
+) -> CollectivesReport:
+    """Time every collective, and store the report and the link profile that `plan` reads.
+
+    Arguments:
+        processes: how many take part, one number after another; by default 2, 4, … up to the cores.
+        sizes: bytes of the whole buffer, two at least; by default six from 4 KiB to 16 MiB.
+        seconds: how long to time, in rounds; three rounds at least.
+        hosts, rate: spread over N network namespaces of this machine, whose links carry this rate.
+        device: where the data are.
+        out: folder of the result, or a .json file for the link profile; by default runs/bench-collectives-<time>.
+        source: what the link profile says about its origin.
+        notify: receives what is being done.
+    """
+    profile = out if out is not None and out.suffix == ".json" else None
+    folder = None if profile else out
+    counts = processes or [1 << power for power in range(1, max(2, available_cores().bit_length()))]
+    with benching(folder):
+        check_counts(counts, 2, hosts)
+        check_links(hosts, rate)
+        check_seconds(seconds)
+        _check_sizes(sizes)
+        _check_profile(profile)
+        chosen = chosen_device(device, max(counts))
+        report = measure_collectives(
+            counts,
+            sizes or SIZES,
+            hosts=hosts,
+            rate=rate,
+            seconds=seconds,
+            device=chosen,
+            source=f"{source}, {time.strftime('%Y-%m-%d')}",
+            notify=notify,
+        )
+        report = stored(report, folder)
+        assert report.run is not None
+        for path in [report.run / LINK_FILE, *([profile] if profile else [])]:
+            links.save(path, report.link)
+    return report
+
+
+def _check_sizes(sizes: Sequence[int] | None) -> None:
+    if sizes is not None and len(set(sizes)) < 2:
+        raise UsageError(
+            "--sizes must name two sizes at least, to tell latency from bandwidth; "
+            "write for example --sizes 64kB,1MB,16MB"
+        )
+
+
+def _check_profile(profile: Path | None) -> None:
+    """Before minutes of timing, whether the link profile can be written at the end."""
+    if profile is not None and profile.is_dir():
+        raise UsageError(f"--out {profile} must be a file if it ends in .json, got a folder; choose another")
+    if profile is not None:
+        check_writable(profile.absolute().parent)
+
+
+def measure_collectives(
     processes: Sequence[int],
     sizes: Sequence[int] = SIZES,
     *,
@@ -150,20 +225,10 @@ def collectives(
     rate: str | None = None,
     seconds: float = SECONDS,
     device: DeviceName = "cpu",
-    source: str = "scalewise bench collectives",
+    source: str = SOURCE,
     notify: Notify = lambda line: None,
 ) -> CollectivesReport:
-    """Time every collective in rounds by turns, and fit what it costs.
-
-    Arguments:
-        processes: how many take part, one number after another.
-        sizes: bytes of the whole buffer; two at least.
-        hosts, rate: over so many hosts on this machine, whose links carry so much.
-        seconds: in which everything is timed again and again.
-        device: where the data are.
-        source: what the link profile says about where it comes from.
-        notify: told what is being done.
-    """
+    """Time every collective in interleaved rounds, and fit what it costs; nothing is checked or stored."""
     machine = topology()
     starts = {count: Start(Exchanging(), count, threads=1, device=device) for count in processes}
     notify(f"collectives: starting {', '.join(map(str, processes))} processes")
@@ -185,7 +250,7 @@ def _slowest(job: Job[Case, Timed], case: Case) -> Timed:
 
 
 def _calibrated(job: Job[Case, Timed], name: str, size: int) -> Case:
-    """So many times that a round has its length."""
+    """Repeated until a round has its length."""
     first = _slowest(job, Case(name, size, 1))
     return Case(name, size, min(MOST_TIMES, max(1, round(ROUND_SECONDS / first.seconds))))
 

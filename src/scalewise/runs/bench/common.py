@@ -1,42 +1,74 @@
-"""What every bench shares: facts about the machine, and the folder of the result."""
+"""What every bench shares: checks of the request, facts about the machine, and the folder of the result."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from scalewise.engine.placement import DeviceName, available_cores
+from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.team import choose_device
-from scalewise.engine.store.folder import make_folder
-from scalewise.errors import PlacementError
-from scalewise.records import finite, write_atomically
+from scalewise.engine.store.folder import check_folder, make_folder
+from scalewise.errors import PlacementError, UsageError
+from scalewise.records import save_document
 
 DOCUMENT_FILE = "bench.json"
 
 
-class Report(Protocol):
-    """What a bench has measured."""
+ReportT = TypeVar("ReportT", bound="Report")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a bench has measured; `run` is the folder that holds it."""
+
+    kind: ClassVar[str]
+    run: Path | None = field(default=None, kw_only=True)
 
     def to_json(self) -> dict[str, Any]:
-        """With its `kind` and its `rows`."""
+        """What --json prints."""
+        content = asdict(self)
+        return {"run": str(content.pop("run")), "kind": self.kind, **content}
 
 
-def save_report(report: Report, out: Path | None) -> tuple[Path, str]:
-    """Write a report into `out`, or into runs/bench-<kind>-<time>; returns the folder and what --json prints."""
-    document = report.to_json()
-    folder = make_folder(out, f"bench-{document['kind']}").path
-    text = json.dumps(finite({"run": str(folder), **document}), indent=2)
-    write_atomically(folder / DOCUMENT_FILE, text + "\n")
-    return folder, text
+@contextmanager
+def benching(out: Path | None) -> Iterator[None]:
+    """The context of a bench that starts its own processes, with its folder checked before minutes of timing."""
+    if "RANK" in os.environ:
+        raise UsageError("bench starts its processes itself, got a torchrun job (RANK is set); run it without torchrun")
+    check_folder(out)
+    with translating():
+        yield
+
+
+def stored(report: ReportT, out: Path | None) -> ReportT:
+    """The report, written into `out` or into runs/bench-<kind>-<time>."""
+    folder = make_folder(out, f"bench-{report.kind}").path
+    report = replace(report, run=folder)
+    save_document(folder / DOCUMENT_FILE, report.to_json())
+    return report
+
+
+def check_links(hosts: int | None, rate: str | None) -> None:
+    """Refuse a rate of links that do not exist."""
+    if rate is not None and hosts is None:
+        raise PlacementError(f"--rate {rate} is that of links between hosts, got no --hosts; add --hosts 2")
+
+
+def check_seconds(seconds: float) -> None:
+    """Refuse a duration in which nothing can be timed."""
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"--seconds must be above 0, got {seconds}; write for example --seconds 30")
 
 
 SYSTEM = Path("/sys/devices/system")
@@ -46,7 +78,7 @@ QUERY_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Topology:
-    """Facts that timings depend on; None where the system does not tell.
+    """Facts that timings depend on; None where the system does not say.
 
     cores: that this process may use, of those that the machine has.
     load: mean number of running processes over the last minute, before anything was timed.
@@ -71,7 +103,7 @@ class Topology:
 
 
 def topology(system: Path = SYSTEM, information: Path = CPU_INFO) -> Topology:
-    """This machine's; the arguments are where Linux tells."""
+    """Those of this machine; the arguments are where Linux keeps them."""
     return Topology(
         processor=_processor(information),
         cores=available_cores(),
@@ -109,7 +141,7 @@ def _gpu_links() -> str | None:
 
 
 def chosen_device(device: DeviceName, processes: int) -> DeviceName:
-    """The kind of device, for so many processes; `auto` takes CUDA where each of them gets a device."""
+    """The kind of device for N processes; `auto` takes CUDA where each of them gets a device."""
     if device == "auto":
         return "cuda" if torch.cuda.device_count() >= processes else "cpu"
     choose_device(device, 0 if device != "cuda" else processes - 1)

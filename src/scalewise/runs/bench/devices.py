@@ -1,6 +1,6 @@
-"""How fast the devices here are: operations over sizes, in rounds by turns, and from which size a device pays.
+"""How fast the devices here are: operations over sizes, in interleaved rounds, and from which size a device pays.
 
-From which size on sending an operation to a device pays, the way there and back included.
+The break-even size is the one from which sending an operation to a device pays, both copies included:
 
 fixed_host + unit_host · work(n)  ≥  fixed_device + unit_device · work(n) + fixed_copy + unit_copy · bytes(n)
 """
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from scalewise.runs.bench.cnn import Trained, trained
-from scalewise.runs.bench.common import Topology, topology
+from scalewise.runs.bench.common import Report, Topology, benching, stored, topology
 from scalewise.runs.bench.operations import OPERATIONS, TRANSFERS, Operation, Place, Run, missing, places
 from scalewise.runs.measure.throughput import matrix_product_peak, timed
+from scalewise.runs.request import Notify
 from scalewise.stats.timing import Cost, fit, median_interval, rounds
 
 MOST_ROUNDS, SECONDS, QUICK_SECONDS = 15, 20.0, 5.0  # of operations; training takes as long again
@@ -26,7 +27,6 @@ ROUND_SECONDS = 0.01  # of one operation in one round, or once if that takes lon
 MOST_TIMES = 1000
 PEAK_SECONDS, QUICK_PEAK_SECONDS = 0.3, 0.1  # of each size of matrix product
 GIGA = 1e9
-Notify = Callable[[str], None]
 Key = tuple[Place, Operation, int]
 
 
@@ -67,7 +67,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Worth:
-    """From which size an operation is faster on `device` than on `host`, the way there and back included.
+    """From which size an operation is faster on `device` than on `host`, both copies included.
 
     misfit: the worst of the median relative distances of timings from the lines that were compared.
     """
@@ -83,9 +83,10 @@ class Worth:
 
 
 @dataclass(frozen=True)
-class DevicesReport:
+class DevicesReport(Report):
     """All that was timed."""
 
+    kind = "devices"
     rows: tuple[Row, ...]
     peaks: tuple[Peak, ...]
     break_even: tuple[Worth, ...]
@@ -93,18 +94,20 @@ class DevicesReport:
     missing: tuple[str, ...]
     topology: Topology
 
-    def to_json(self) -> dict[str, Any]:
-        """What --json prints."""
-        return {"kind": "devices", **asdict(self)}
 
-
-def devices(quick: bool = False, notify: Notify = lambda line: None) -> DevicesReport:
-    """Time operations and a training on every device here.
+def devices(*, quick: bool = False, out: Path | None = None, notify: Notify = lambda line: None) -> DevicesReport:
+    """Time operations and a training on every device of this machine.
 
     Arguments:
         quick: fewer rounds, in a quarter of the time.
-        notify: told what is being done.
+        out: folder of the result; by default runs/bench-devices-<time>.
+        notify: receives what is being done.
     """
+    with benching(out):
+        return stored(_measured(quick, notify), out)
+
+
+def _measured(quick: bool, notify: Notify) -> DevicesReport:
     machine = topology()
     found = places()
     seconds = QUICK_SECONDS if quick else SECONDS

@@ -25,6 +25,7 @@ from scalewise.engine.processes.team import Team
 from scalewise.errors import UsageError
 from scalewise.plan.links import Link
 from scalewise.recipe import Recipe
+from scalewise.runs.bench.common import Report
 from scalewise.runs.bench.payload import KINDS, Kind, Payload, Traffic
 from scalewise.tasks.task import Task
 
@@ -231,9 +232,10 @@ def _shared(losses: list[float]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Report:
+class ParallelismReport(Report):
     """All rows, and of what."""
 
+    kind = "parallelism"
     task: str
     recipe: Recipe
     processes: int
@@ -248,7 +250,8 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """What --json prints."""
         return {
-            "kind": "parallelism",
+            "run": str(self.run),
+            "kind": self.kind,
             "task": self.task,
             "processes": self.processes,
             "workers": self.recipe.workers,

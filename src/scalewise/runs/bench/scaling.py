@@ -1,38 +1,40 @@
-"""How training speeds up on more processes: the engine's own trainings by turns, and where the rest of time goes.
-
-Where time goes when processes are added: from what each process waited for to shares of a step.
-
-All processes end a step together. One that has computed its gradients waits until the slowest has (imbalance), and then
-all wait for the exchange itself (communication). So what the process that waits least in a step waits is communication,
-and what the others wait beyond that is imbalance. Communication hidden behind computing costs nothing and is not seen
-here; the processor time that it takes from computing is, in the rest. On CUDA a process waits on its device, where this
-clock does not see it: there all of it is in the rest.
-"""
+"""How training speeds up on more processes: the engine's own trainings, interleaved, and where the time goes."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from scalewise.engine.placement import Placement
+from scalewise.engine.placement import DeviceName, Placement, ReduceName
+from scalewise.errors import RecipeError, UsageError
 from scalewise.recipe import Recipe
-from scalewise.runs.bench.common import Topology, topology
-from scalewise.runs.bench.jobs import Job, taking_turns
+from scalewise.runs.bench.common import (
+    Report,
+    Topology,
+    benching,
+    check_links,
+    check_seconds,
+    chosen_device,
+    stored,
+    topology,
+)
+from scalewise.runs.bench.jobs import Job, check_counts, taking_turns
 from scalewise.runs.bench.work import Start
-from scalewise.stats.timing import median_interval, rounds
+from scalewise.runs.request import Notify
+from scalewise.stats.timing import Lost, Parts, efficiency_rounds, lost, median_interval, medians, parts_of_step, rounds
+from scalewise.tasks.load import load_task
 
 if TYPE_CHECKING:
     from scalewise.engine.loop import Training
     from scalewise.engine.processes.team import Team
 
 Mode = Literal["strong", "weak"]
-Notify = Callable[[str], None]
 MOST_ROUNDS, SECONDS = 15, 25.0
 ROUND_SECONDS = 1.0  # of a round on the fewest processes
 LEAST_STEPS = 4
@@ -43,7 +45,7 @@ MOST_MULTIPLE = 4
 
 @dataclass(frozen=True)
 class Turn:
-    """So many steps to take and time."""
+    """Steps to take and time."""
 
     steps: int
 
@@ -70,10 +72,9 @@ class TrainingWork:
 
     @contextmanager
     def opened(self, team: Team) -> Iterator[Callable[[Turn], Took]]:
-        """A training that goes on from turn to turn."""
+        """A training that continues from turn to turn."""
         from scalewise.engine.loop import Training
         from scalewise.engine.parallel.data import DataParallel
-        from scalewise.tasks.load import load_task
 
         task = load_task(self.task_spec, self.settings, self.data)
         bare = dataclasses.replace(task, validation=None)  # an epoch's end is not what is timed
@@ -109,7 +110,7 @@ def _timed_steps(training: Training, steps: int, advance: Callable[[int], list[f
 
 @dataclass(frozen=True)
 class Row:
-    """Training on so many processes; medians over rounds, intervals of 95 %.
+    """Training on N processes; medians over rounds, intervals of 95 %.
 
     efficiency: samples per second and process, against the fewest processes in the same round.
     weights_sha256: of the training after all rounds; under strong scaling the same for all rows.
@@ -139,12 +140,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class ScalingReport:
+class ScalingReport(Report):
     """Rows from the fewest to the most processes.
 
     same_weights: whether all rows' weights have the same bytes; None where they are of different recipes.
     """
 
+    kind = "scaling"
     task: str
     mode: Mode
     rows: tuple[Row, ...]
@@ -154,10 +156,6 @@ class ScalingReport:
     hosts: int | None
     rate: str | None
     topology: Topology
-
-    def to_json(self) -> dict[str, Any]:
-        """What --json prints."""
-        return {"kind": "scaling", **asdict(self)}
 
 
 def default_workers(processes: Sequence[int]) -> int:
@@ -171,7 +169,7 @@ def default_workers(processes: Sequence[int]) -> int:
 
 
 def recipe_for(recipe: Recipe, mode: Mode, processes: int, workers: int) -> Recipe:
-    """The recipe that so many processes train: `workers` in all (strong) or of each process (weak)."""
+    """The recipe that N processes train: `workers` in all (strong) or of each process (weak)."""
     return recipe.replace(
         workers=workers if mode == "strong" else workers * processes,
         steps=MOST_STEPS,
@@ -184,29 +182,74 @@ def recipe_for(recipe: Recipe, mode: Mode, processes: int, workers: int) -> Reci
 
 
 def scaling(
+    task: str,
+    /,
+    *,
+    processes: Sequence[int],
+    weak: bool = False,
+    strong: bool = False,
+    workers: int | None = None,
+    threads: int = 1,
+    seconds: float = SECONDS,
+    set: Sequence[str] = (),
+    data: Path | None = None,
+    hosts: int | None = None,
+    rate: str | None = None,
+    device: DeviceName = "auto",
+    reduce: ReduceName = "ordered",
+    shard_optimizer: bool = False,
+    loaders: int | None = None,
+    out: Path | None = None,
+    notify: Notify = lambda line: None,
+    **recipe: Any,  # noqa: ANN401
+) -> ScalingReport:
+    """Train on each number of processes, in interleaved rounds, and store the report.
+
+    Arguments:
+        task, set, data: the task by its name, with its settings and the folder of its data.
+        processes: how many; each is compared with the fewest.
+        weak, strong: the global batch grows with the processes, or stays the same (the default).
+        workers: in all, or with `weak` those of each process.
+        threads: computing threads of each process.
+        seconds: how long to time, in rounds; three rounds at least.
+        hosts, rate: spread over N network namespaces of this machine, whose links carry this rate.
+        device, reduce, shard_optimizer, loaders: the placement.
+        out: folder of the result; by default runs/bench-scaling-<time>.
+        notify: receives what is being done.
+        recipe: fields of the recipe to change.
+    """
+    if weak and strong:
+        raise UsageError("scaling is either weak or strong, got both; drop --weak or --strong")
+    mode: Mode = "weak" if weak else "strong"
+    counts = sorted(processes)
+    with benching(out):
+        check_counts(counts, 1, hosts)
+        check_links(hosts, rate)
+        check_seconds(seconds)
+        spread = workers if workers is not None else default_workers(counts) if mode == "strong" else 1
+        least = max(counts) if mode == "strong" else 1
+        if spread < least:
+            raise RecipeError(f"workers must be at least {least} here, got {spread}; raise --workers")
+        loaded = load_task(task, set, data)
+        trained = loaded.recipe.replace(**recipe, threads=threads)
+        chosen = chosen_device(device, max(counts))
+        placement = Placement(device=chosen, reduce=reduce, shard_optimizer=shard_optimizer, loaders=loaders)
+        work = TrainingWork(task, tuple(set), data, trained, placement)
+        return stored(_measured(work, loaded.name, counts, mode, spread, hosts, rate, seconds, notify), out)
+
+
+def _measured(
     work: TrainingWork,
     name: str,
     processes: Sequence[int],
     mode: Mode,
     workers: int,
-    *,
-    hosts: int | None = None,
-    rate: str | None = None,
-    seconds: float = SECONDS,
-    notify: Notify = lambda line: None,
+    hosts: int | None,
+    rate: str | None,
+    seconds: float,
+    notify: Notify,
 ) -> ScalingReport:
-    """Train on each number of processes, in rounds by turns.
-
-    Arguments:
-        work: what is trained; its recipe's workers do not count.
-        name: of the task.
-        processes: from the fewest to the most.
-        mode: strong: the same global batch on more processes; weak: a global batch that grows with them.
-        workers: in all, or of each process.
-        hosts, rate: over so many hosts on this machine, whose links carry so much.
-        seconds: in which they train, round after round.
-        notify: told what is being done.
-    """
+    """Train on each number of processes, from the fewest to the most; `workers` in all, or of each process."""
     machine = topology()
     recipes = {count: recipe_for(work.recipe, mode, count, workers) for count in processes}
     threads = work.recipe.threads or 1
@@ -302,91 +345,3 @@ def _row(
         rounds=len(parts[count]),
         weights_sha256=digest,
     )
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Seconds of a mean step, averaged over processes; they add up to `step_seconds`."""
-
-    step_seconds: float
-    communication_seconds: float
-    imbalance_seconds: float
-    input_seconds: float
-
-    @property
-    def compute_seconds(self) -> float:
-        """What is left: computing."""
-        return self.step_seconds - self.communication_seconds - self.imbalance_seconds - self.input_seconds
-
-
-@dataclass(frozen=True)
-class Lost:
-    """Shares of a step's time that an ideal scaling would not have spent; with the efficiency they add up to 1.
-
-    rest: slower computing, by processes that share cores, caches and memory, or by work that is not shared out.
-    """
-
-    communication_share: float
-    imbalance_share: float
-    input_share: float
-    rest_share: float
-
-
-def parts_of_step(
-    seconds: Sequence[float], waits: Sequence[Sequence[float]], input_seconds: Sequence[float], steps: int
-) -> Parts:
-    """What a round's steps consisted of.
-
-    Arguments:
-        seconds: of the whole round, by process.
-        waits: seconds waited for other processes, by process and step.
-        input_seconds: waited for samples in the whole round, by process.
-        steps: in the round.
-
-    >>> parts_of_step([4.0, 4.0], [[1.5, 1.0], [0.5, 1.0]], [0.0, 0.0], 2)
-    Parts(step_seconds=2.0, communication_seconds=0.75, imbalance_seconds=0.25, input_seconds=0.0)
-    """
-    least = sum(min(of_step) for of_step in zip(*waits, strict=True)) / steps
-    waited = statistics.fmean(sum(own) for own in waits) / steps
-    return Parts(max(seconds) / steps, least, waited - least, statistics.fmean(input_seconds) / steps)
-
-
-def medians(rounds: Sequence[Parts]) -> Parts:
-    """Each part's median over rounds; the parts need not add up to the step's to the last digit."""
-    return Parts(
-        *(
-            statistics.median(getattr(one, name) for one in rounds)
-            for name in ("step_seconds", "communication_seconds", "imbalance_seconds", "input_seconds")
-        )
-    )
-
-
-def lost(own: Parts, base: Parts, ideal_seconds: float) -> Lost:
-    """How much more than ideal each part takes, as a share of a step.
-
-    Arguments:
-        own: a step on more processes.
-        base: a step on the fewest.
-        ideal_seconds: of a step on more processes, had they taken nothing from each other.
-    """
-    scale = ideal_seconds / base.step_seconds
-
-    def share(name: str) -> float:
-        mine: float = getattr(own, name)
-        its: float = getattr(base, name)
-        return (mine - scale * its) / own.step_seconds
-
-    communication, imbalance, waiting, computing = (
-        share(f"{name}_seconds") for name in ("communication", "imbalance", "input", "compute")
-    )
-    return Lost(communication, imbalance, waiting, computing)
-
-
-def efficiency_rounds(rates: Mapping[int, Sequence[float]], processes: int, base: int) -> list[float]:
-    """Efficiency round by round: samples per second and process, against the fewest processes in the same round.
-
-    >>> efficiency_rounds({1: [100.0, 50.0], 2: [180.0, 90.0]}, 2, 1)
-    [0.9, 0.9]
-    """
-    pairs = zip(rates[processes], rates[base], strict=True)
-    return [mine / processes / (its / base) for mine, its in pairs]
