@@ -7,12 +7,12 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import Group, Parameter
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from scalewise.errors import RunFolderError, UsageError
 from scalewise.present.live import DownloadView
@@ -95,6 +95,24 @@ def download(task_spec: str, data: Path | None, quiet: bool) -> None:
         view = DownloadView(quiet)
         with view.live():
             sources.read(source, data, view.show)
+
+
+def show(
+    screen: RenderableType,
+    document: dict[str, Any],
+    folder: Path | None,
+    console: Console,
+    json: bool,
+    notes: Iterable[str] = (),
+) -> None:
+    """Draw an answer, leave its page in the folder, and print the JSON document where that is asked for."""
+    if folder is not None:
+        leave_page(folder, console)
+    console.print(screen)
+    for line in [*notes, *([] if folder is None else [f"folder {folder}"])]:
+        console.print(line, style="dim", markup=False)
+    if json:
+        print_document(document)
 
 
 def leave_page(folder: Path, console: Console) -> None:

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json as to_json
-import math
-import os
-import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Group, Parameter
 
 from scalewise.cli import plan_view as views
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show
 from scalewise.engine.placement import DeviceName
-from scalewise.errors import ScalewiseError, TargetMissed, UsageError
-from scalewise.plan import assemble as assembling
-from scalewise.plan.assemble import Hardware
-from scalewise.plan.jobs import IN_CONTAINERS, System
+from scalewise.errors import TargetMissed
+from scalewise.plan.jobs import System
 from scalewise.present.live import StatusView
-from scalewise.runs.plan import PlanRequest, complete, known_with_measured, task_facts
+from scalewise.runs.plan import USUAL_NODE_LINK, USUAL_WORKERS, PlanRequest, answer
 
-if TYPE_CHECKING:
-    from scalewise.engine.store.folder import RunRecipe
-    from scalewise.plan.document import Plan, Wish
-    from scalewise.plan.jobs import Job
-    from scalewise.plan.records import Known, TaskFacts
-
-DOCUMENT_FILE = "plan.json"
-USUAL_WORKERS, USUAL_LINK, USUAL_NODE_LINK = "1,2,4,8,16,32,64", "10gbit", "nvlink"
 DEVICES = Group("Devices (what is planned for)", sort_key=0)
 WISH = Group("Wish (chooses the recommended row)", sort_key=0)
 
@@ -124,188 +109,38 @@ def plan(
     quiet: bool
         Draw nothing.
     """
-    from scalewise.plan import words
-    from scalewise.runs.compare.rows import chosen_workers
-    from scalewise.runs.measure.memory.budget import parse_bytes
-
-    _check(node_devices, overlap, input_rate, target)
-    for system in write or []:
-        if system in IN_CONTAINERS and image is None:
-            raise UsageError(f"--write {system} needs the container image that holds scalewise; add --image NAME")
-    hardware = Hardware(
-        link=words.parse_link(link or USUAL_LINK),
-        node_link=words.parse_link(node_link, "--node-link"),
-        node_devices=node_devices,
-        device_speed=words.parse_speed(device_speed),
-        price_per_hour=None if price is None else words.parse_price(price),
-        overlap=overlap,
-        input_samples_per_second=input_rate,
-        memory_bytes=None if memory is None else parse_bytes(memory),
-    )
     request = PlanRequest(
-        task=task,
-        settings=list(set or []),
-        given={name: value for name, value in vars(flags).items() if value is not None},
-        workers=sorted({1, *chosen_workers(workers)}),
-        sources=list(source or []),
+        task,
+        workers=workers,
+        set=set,
+        source=source or (),
         target=target,
-        deadline=None if deadline is None else words.parse_duration(deadline),
+        deadline=deadline,
         budget=budget,
-        hardware=hardware,
-        link_given=link is not None,
-        data=data,
-        device=device,
-        write=list(write or []),
+        price=price,
+        link=link,
+        node_devices=node_devices,
+        node_link=node_link,
+        device_speed=device_speed,
+        overlap=overlap,
+        input_rate=input_rate,
+        memory=memory,
         accelerator=accelerator,
         image=image,
+        data=data,
+        device=device,
+        write=write or (),
         out=out,
-        json=json,
-        quiet=quiet,
+        given=given_fields(flags),
     )
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task prints: stdout is for the JSON document
-        return _start(request)
-
-
-def _check(node_devices: int, overlap: float | None, input_rate: float | None, target: float | None) -> None:
-    """Refuse what can be seen to be wrong before anything is loaded."""
-    if "RANK" in os.environ:
-        raise UsageError("plan is made by one process, got a torchrun job (RANK is set); run it without torchrun")
-    if node_devices < 1:
-        raise UsageError(f"--node-devices must be at least 1, got {node_devices}")
-    if overlap is not None and not 1 <= overlap <= 10:
-        raise UsageError(f"--overlap must be between 1 (nothing hides) and 10 (nearly all), got {overlap:g}")
-    if input_rate is not None and not 0 < input_rate < float("inf"):
-        raise UsageError(f"--input-rate must be above 0 samples a second, got {input_rate:g}")
-    if target is not None and not math.isfinite(target):
-        raise UsageError(f"--target must be a number that the metric can come to, got {target:g}")
-
-
-def _start(request: PlanRequest) -> int:
-    """Load the task and what is known of it, measure the rest, and plan."""
-    from scalewise.engine.processes.failures import translated
-    from scalewise.engine.store.folder import make_folder
-    from scalewise.plan.document import Wish
-    from scalewise.plan.records import read_records
-    from scalewise.tasks.load import load_task
-
-    wish = Wish(request.deadline, request.budget)
-    if request.budget is not None and request.hardware.price_per_hour is None:
-        raise UsageError(f"--budget {request.budget:g} needs the price of a device; add --price 2.50/h")
-    download(request.task, request.data, request.quiet)
-    task = load_task(request.task, request.settings, request.data)
-    view = StatusView(request.quiet)
-    try:
-        run, facts = complete(request, task), task_facts(request, task)
-        known = read_records(request.sources, facts)
-        folder = make_folder(request.out, f"plan-{task.name}").path
-        try:
-            with view.live():
-                known = known_with_measured(request, task, run, facts, known, folder, view.notify)
-            found = _planned(request, run, facts, known, wish)
-        except BaseException:
-            if not any(folder.iterdir()):
-                folder.rmdir()
-            raise
-    except ScalewiseError:
-        raise
-    except Exception as error:
-        raise translated(error) from error
-    return _finish(request, found, folder, view)
-
-
-def _planned(request: PlanRequest, run: RunRecipe, facts: TaskFacts, known: Known, wish: Wish) -> Plan:
-    """The plan that follows from what is known."""
-    from scalewise.plan.document import Plan, choose, rows_with_ends
-
-    hardware = request.hardware
-    if not request.link_given and known.link is not None:
-        hardware = replace(hardware, link=known.link)
-    found = assembling.assemble(facts, run.recipe, known, hardware, request.target)
-    rows, low, high = rows_with_ends(found.inputs, request.workers)
-    wish = replace(wish, impossible=found.unreachable)
-    choice = choose(rows, wish)
-    planned = Plan(
-        facts,
-        run.recipe,
-        found.inputs,
-        rows,
-        low,
-        high,
-        wish,
-        choice,
-        found.notes,
-        request.target,
-        curve=found.curve,
-        seen=found.seen,
-    )
-    job = _job(request, planned)
-    return planned if job is None else replace(planned, command=_command(request, job))
-
-
-def _job(request: PlanRequest, planned: Plan) -> Job | None:
-    """The recommended row as a job."""
-    from scalewise.plan.jobs import Job
-
-    row = planned.choice.row
-    if row is None:
-        return None
-    place = planned.rows.index(row)
-    return Job(
-        name=f"{planned.facts.name}-{row.workers}",
-        arguments=_train_arguments(request, planned, row.workers),
-        workers=row.workers,
-        node_devices=request.hardware.node_devices,
-        seconds=planned.interval(place, "seconds")[1],
-        accelerator=request.accelerator,
-        image=request.image or "",
-    )
-
-
-def _command(request: PlanRequest, job: Job) -> str:
-    """The line to type: with a process for each device of a cluster, or as train itself fills this machine."""
-    from scalewise.plan.jobs import command
-
-    on_cluster = request.link_given or job.node_devices > 1
-    return command(job) if on_cluster else shlex.join(["scalewise", *job.arguments])
-
-
-def _train_arguments(request: PlanRequest, planned: Plan, workers: int) -> tuple[str, ...]:
-    """What `scalewise` is called with: whatever was given here, and a micro batch where memory needs one."""
-    given = dict(request.given)
-    largest = planned.inputs.largest_worker_batch
-    batch = planned.inputs.worker_batch
-    if largest is not None and batch > largest and "micro_batch" not in given:
-        given["micro_batch"] = max(size for size in range(1, largest + 1) if batch % size == 0)
-    words = ["train", request.task]
-    for setting in request.settings:
-        words += ["--set", setting]
-    words += ["--workers", str(workers)]
-    for name, value in given.items():
-        flag = name.replace("_", "-")
-        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    if request.target is not None:
-        words += ["--target", f"{request.target:g}"]
-    if request.data is not None:
-        words += ["--data", str(request.data)]
-    return tuple(words)
-
-
-def _finish(request: PlanRequest, planned: Plan, folder: Path, view: StatusView) -> int:
-    """Write, draw and print the plan; a wish that cannot be kept is exit code 3."""
-    from scalewise.plan.jobs import job_file
-    from scalewise.records import finite, write_atomically
-
-    text = to_json.dumps(finite({"run": str(folder), **planned.to_json()}), indent=2)
-    write_atomically(folder / DOCUMENT_FILE, text + "\n")
-    leave_page(folder, view.console)
-    view.console.print(views.screen(planned, view.console.width))
-    job = _job(request, planned)
-    for name, content in [] if job is None else [job_file(system, job) for system in request.write]:
-        write_atomically(folder / name, content)
-        view.console.print(f"[dim]wrote {folder / name}[/dim]")
-    view.console.print(f"[dim]folder {folder}[/dim]")
-    if request.json:
-        print(text, file=sys.__stdout__, flush=True)
-    if planned.choice.row is None:
-        raise TargetMissed(views.refusal(planned))
+        download(task, data, quiet)
+        view = StatusView(quiet)
+        with view.live():
+            found = answer(request, view.notify)
+        wrote = [f"wrote {file}" for file in found.job_files]
+        screen = views.screen(found.plan, view.console.width)
+        show(screen, found.to_json(), found.folder, view.console, json, wrote)
+    if found.plan.choice.row is None:
+        raise TargetMissed(views.refusal(found.plan))
     return 0

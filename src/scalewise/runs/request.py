@@ -1,33 +1,127 @@
-"""What questions of a task have in common: the recipe they start from, the folder they resume, what they report.
+"""What the questions of a task have in common: the task and recipe they are of, and the folder they answer in.
 
-Imports no torch, so that commands can show their help at once.
+A question is a frozen request. Its answer stands in a folder: `request.json` holds what the folder was begun with, and
+a document holds what --json prints. Imports no torch, so that commands show their help at once.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalewise.engine.placement import DeviceName, available_cores
-from scalewise.errors import RunFolderError
+from scalewise.errors import RunFolderError, UsageError
+from scalewise.files import read_json
 from scalewise.recipe import Derived, Recipe, resolve
+from scalewise.records import write_atomically
+
+if TYPE_CHECKING:
+    from scalewise.tasks.task import Task
+
+REQUEST_FILE = "request.json"
 
 Notify = Callable[[str], None]
+Numbers = str | int | Sequence[int]  # 8, [1, 2, 4] or "1,2,4"
+Settings = Sequence[str] | Mapping[str, object]  # ["bn=true"] or {"bn": True}
+RequestT = TypeVar("RequestT")
 
 
 class Notice(str):
     """A line to keep on the screen; a plain line only says what is being done now."""
 
 
+def silent(line: str) -> None:
+    """Report nothing."""
+
+
+def request_from(kind: type[RequestT], task: str | Path | Task, options: Mapping[str, Any]) -> RequestT:
+    """A request from keyword arguments: its own fields, and fields of the recipe as what was given."""
+    known = {field.name for field in dataclasses.fields(kind)} - {"task", "given"}  # type: ignore[arg-type]
+    given = {name: value for name, value in options.items() if name in Recipe.model_fields and name not in known}
+    unknown = [name for name in options if name not in known and name not in given]
+    if unknown:
+        names = ", ".join(sorted(known))
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}; options are {names}, and fields of sw.Recipe")
+    own = {name: value for name, value in options.items() if name in known}
+    return kind(str(task) if isinstance(task, Path) else task, given=given, **own)  # type: ignore[call-arg]
+
+
+def check_alone(command: str) -> None:
+    """Refuse to run inside a torchrun job."""
+    if "RANK" in os.environ:
+        raise UsageError(
+            f"{command} starts its processes itself, got a torchrun job (RANK is set); run it without torchrun"
+        )
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuse counts below 1."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {count}")
+
+
+def comma_separated(numbers: Numbers) -> str:
+    """Numbers as a flag has them.
+
+    >>> comma_separated([1, 2, 4]), comma_separated(8), comma_separated("1,2")
+    ('1,2,4', '8', '1,2')
+    """
+    return str(numbers) if isinstance(numbers, str | int) else ",".join(map(str, numbers))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a question is of: the task, and the name and settings that it is loaded by."""
+
+    task: Task
+    spec: str
+    settings: list[str]
+
+
+def load_subject(task: str | Task, settings: Settings | None, data: Path | None) -> Subject:
+    """The task of a question: loaded by its name, or a `Task` itself, which has its settings already."""
+    from scalewise.tasks.load import load_task
+
+    words = _words(settings or ())
+    if isinstance(task, str):
+        return Subject(load_task(task, words, data), task, words)
+    if words or data is not None:
+        raise UsageError(
+            f"set and data are for tasks that are loaded by name, got the task {task.name} itself; drop them"
+        )
+    if task.origin is None:
+        return Subject(task, task.name, [])
+    return Subject(task, task.origin.spec, [*task.origin.settings])
+
+
+def _words(settings: Settings) -> list[str]:
+    """`name=value` pairs.
+
+    >>> _words({"bn": True, "hidden": 64})
+    ['bn=true', 'hidden=64']
+    """
+    if not isinstance(settings, Mapping):
+        return [*settings]
+    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
+
+
 def single_recipe(base: Recipe, given: dict[str, Any], device: DeviceName) -> tuple[Recipe, list[Derived]]:
     """One worker's recipe, trained to the end of its budget, and what was derived for it."""
     recipe, derived = resolve(base, given, "auto", available_cores())
-    if recipe.compile and not compiles(device):
-        recipe = recipe.replace(compile=False)
-    return recipe.replace(workers=1, patience=None, target=None), derived
+    return compilable(recipe, device).replace(workers=1, patience=None, target=None), derived
+
+
+def compilable(recipe: Recipe, device: DeviceName) -> Recipe:
+    """The recipe, without compiling where torch.compile does not find what it needs."""
+    return recipe.replace(compile=False) if recipe.compile and not compiles(device) else recipe
 
 
 def compiles(device: DeviceName) -> bool:
@@ -36,7 +130,7 @@ def compiles(device: DeviceName) -> bool:
     return device == "cuda" or any(shutil.which(name) for name in names)
 
 
-def resumed_folder(resume: str | None, out: Path | None, name: str, file: str) -> Path | None:
+def resumed_folder(resume: str | None, out: Path | None, name: str, file: str = REQUEST_FILE) -> Path | None:
     """The folder that --resume names, if it names one: a folder, or `auto` for --out or the newest one of that name.
 
     Arguments:
@@ -55,3 +149,72 @@ def resumed_folder(resume: str | None, out: Path | None, name: str, file: str) -
     if out is None:
         return newest(name, Path("runs"), file)
     return out if (out / file).is_file() else None
+
+
+@contextmanager
+def answering(name: str, out: Path | None, resumed: Path | None = None) -> Iterator[Path]:
+    """The folder to answer in: the resumed one, or a new one, which a failure that stored nothing removes.
+
+    Errors of torch and of the task's code leave as errors of scalewise.
+    """
+    from scalewise.engine.processes.failures import translating
+    from scalewise.engine.store.folder import check_writable, make_folder
+
+    if resumed is not None:
+        check_writable(resumed)
+    folder = resumed or make_folder(out, name).path
+    try:
+        with translating():
+            yield folder
+    except BaseException:
+        if resumed is None and all(REQUEST_FILE in path.name for path in folder.iterdir()):
+            shutil.rmtree(folder)
+        raise
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a folder was begun with. Its runs are of this task and recipe, so resuming may not change it."""
+
+    task: str
+    settings: list[str]
+    given: dict[str, Any]  # recipe fields that were set
+    recipe: str | None = None  # the file that they started from
+
+
+def save_request(folder: Path, request: object) -> None:
+    """Store what a folder was begun with: a dataclass."""
+    content = dataclasses.asdict(request)  # type: ignore[call-overload]
+    write_atomically(folder / REQUEST_FILE, json.dumps(content, indent=2) + "\n")
+
+
+def load_request(folder: Path, kind: type[RequestT], what: str) -> RequestT:
+    """What a folder was begun with."""
+    file = folder / REQUEST_FILE
+    if not file.is_file():
+        raise RunFolderError(f"--resume {folder} must be the folder of a {what}, found no {REQUEST_FILE} in it")
+    try:
+        return kind(**read_json(file))
+    except (OSError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{file} must be a stored request, got something else: {error}") from None
+
+
+def check_unchanged(folder: Path, stored: object, wanted: object, names: Sequence[str], rule: str) -> None:
+    """Refuse to resume a folder that was begun with something else; the rule says what may change."""
+    for name in names:
+        before, after = getattr(stored, name), getattr(wanted, name)
+        if before != after:
+            raise RunFolderError(
+                f"{folder} was begun with {name}={before}, got {after}; on resume {rule}: repeat the first command "
+                f"with --resume, or start a new folder without it"
+            )
+
+
+def resumed_request(folder: Path, wanted: Begun) -> Begun:
+    """What a folder was begun with; another task or recipe is refused, leaving the recipe out is not."""
+    stored = load_request(folder, Begun, "measurement or forecast")
+    if not wanted.given:
+        wanted = dataclasses.replace(wanted, given=stored.given)
+    names = [field.name for field in dataclasses.fields(Begun)]
+    check_unchanged(folder, stored, wanted, names, "task and recipe may not change")
+    return stored

@@ -14,25 +14,27 @@ MOST_BYTES = 10**18  # far beyond any machine, and within what limits of the sys
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
-def parse_bytes(text: str, flag: str = "--memory") -> int:
-    """An amount of memory as a person writes it: decimal units (kB, MB, GB, TB) or binary ones (KiB, MiB, GiB, TiB).
+def parse_bytes(amount: str | int, flag: str = "--memory") -> int:
+    """An amount of memory as a person writes it: decimal units (kB, MB, GB, TB) or binary ones (KiB, MiB, GiB, TiB);
+    a number counts bytes.
 
     >>> parse_bytes("512MB"), parse_bytes("2GiB"), parse_bytes("1.5 gb")
     (512000000, 2147483648, 1500000000)
     """
+    text = f"{amount}B" if isinstance(amount, int) else amount
     found = _AMOUNT.fullmatch(text)
     unit = UNITS.get(found[2].lower()) if found else None
-    amount = float(found[1]) * unit if found and unit else 0.0
-    if amount > MOST_BYTES:
+    count = float(found[1]) * unit if found and unit else 0.0
+    if count > MOST_BYTES:
         raise UsageError(
             f"{flag} must be at most {MOST_BYTES // UNITS['tb']:,} TB, got {text!r}; write for example {flag} 4GB"
         )
-    if amount < 1:
+    if count < 1:
         raise UsageError(
             f"{flag} must be an amount of memory above 0 with its unit (MB, GB, MiB, GiB, …), got {text!r}; "
             f"write for example {flag} 4GB"
         )
-    return int(amount)
+    return int(count)
 
 
 def show_bytes(amount: float) -> str:
