@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shlex
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from cyclopts import Group, Parameter
 from rich.console import Console, RenderableType
 
-from scalewise.errors import RunFolderError, UsageError
+from scalewise.errors import UsageError
 from scalewise.present.live import DownloadView
 from scalewise.recipe import Recipe
 from scalewise.records import finite
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from cyclopts import Token
     from pydantic.fields import FieldInfo
 
-    from scalewise.engine.store.folder import RunRecipe
-    from scalewise.tasks.task import Task
 
 RECIPE = Group("Recipe (how it is learned; part of the result)", sort_key=1)
 PLACEMENT = Group("Placement (where it runs; never changes an exact result)", sort_key=2)
@@ -122,17 +118,3 @@ def leave_page(folder: Path, console: Console) -> None:
     problem = leave(folder)
     if problem:
         console.print(problem, style="yellow", markup=False)
-
-
-def stored_task(run: RunRecipe, spec: str | None, data: Path | None) -> Task:
-    """The task of a stored run; code that is not built in only if `spec` names it: a folder may come from anywhere."""
-    from scalewise.tasks import BUILT_IN
-    from scalewise.tasks.load import load_task
-
-    if run.task not in BUILT_IN and spec is None:
-        raise RunFolderError(
-            f"the run's task is code of its own, {run.task}; if you trust it, say --task {shlex.quote(run.task)}"
-        )
-    if spec is not None and os.path.normpath(spec) != os.path.normpath(run.task):
-        raise RunFolderError(f"the run is one of task {run.task}, got --task {spec}; name its own")
-    return load_task(run.task, run.settings, data)

@@ -1,25 +1,31 @@
-"""Where two runs part: the first step, worker and tensor in which they differ, and what may be the reason."""
+"""Where two runs part: the first step, worker and tensor in which they differ, and possible reasons."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from scalewise.engine.parallel.model import sha256
+from scalewise.engine.placement import DeviceName
+from scalewise.engine.processes.failures import translating
 from scalewise.engine.store import checkpoint
-from scalewise.engine.store.folder import RunFolder, RunRecipe, stored_environment
-from scalewise.errors import DamagedCheckpoint
+from scalewise.engine.store.folder import RunFolder, RunRecipe, read_recipe, stored_environment
+from scalewise.errors import DamagedCheckpoint, RunFolderError
 from scalewise.files import read_json
 from scalewise.recipe import Recipe
-from scalewise.runs.replay import Replay, recorded_steps
+from scalewise.runs import replay
+from scalewise.runs.replay import Replay, recorded_steps, stored_task
+from scalewise.runs.request import Notify
 
 Stage = Literal["start", "samples", "loss", "gradient", "update"]
 TIMES = ("seconds", "input_seconds", "samples_per_second")
 PLACES = ("processes", "cores", "job")  # on which the result does not depend
 MOST_STEPS_BACK = 3
 Again = Callable[[int], tuple[Replay, Replay]]
+Recomputed = tuple["Parting", tuple[Replay, Replay]]
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,85 @@ class Comparison:
     def step(self) -> int | None:
         """The first step in which they are seen to differ."""
         return min((one for one in (self.record_step, self.checkpoint_step) if one is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """Two runs compared and, where they differ, recomputed around the first step that does."""
+
+    runs: tuple[Path, Path]
+    comparison: Comparison
+    recomputed: Recomputed | None
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        found = self.comparison
+        parting, both = self.recomputed if self.recomputed is not None else (None, None)
+        located = parting is not None and parting.stage is not None
+        return {
+            "runs": [str(run) for run in self.runs],
+            "differ": found.differ,
+            "step": parting.step if parting is not None and located else found.step,
+            "worker": parting.worker if parting is not None else None,
+            "tensor": parting.tensor if parting is not None and located else found.checkpoint_tensor,
+            "stage": parting.stage if parting is not None else None,
+            "compared_steps": found.compared_steps,
+            "record": {
+                "step": found.record_step,
+                "fields": {name: [*pair] for name, pair in found.record_fields.items()},
+            },
+            "checkpoints": {
+                "same": found.same_steps,
+                "different": found.checkpoint_step,
+                "tensor": found.checkpoint_tensor,
+            },
+            "reasons": [asdict(reason) for reason in found.reasons],
+            "reproduced": None if both is None else [one.matches for one in both],
+            "problems": found.problems,
+        }
+
+
+def bisect(
+    left: Path,
+    right: Path,
+    /,
+    *,
+    task: str | None = None,
+    data: Path | None = None,
+    device: DeviceName = "auto",
+    recompute: bool = True,
+    notify: Notify = lambda line: None,
+) -> Bisection:
+    """Find the first step, worker and tensor in which two runs differ.
+
+    Arguments:
+        left, right: the runs' folders.
+        task: the runs' task, where it is code of your own: a folder is not trusted to name code to run.
+        data: folder of the task's data files.
+        device: kind of device.
+        recompute: compute the step in which they differ again.
+        notify: receives what is being done.
+    """
+    folders = (RunFolder(left), RunFolder(right))
+    if left.resolve() == right.resolve():
+        raise RunFolderError(f"two runs are needed, got {left} twice; name another")
+    recipes = (read_recipe(folders[0]), read_recipe(folders[1]))
+    with translating():
+        found = compare(*folders, recipes)
+        recomputed = None
+        if recompute and found.step is not None:
+            tasks = [stored_task(recipe, task, data) for recipe in recipes]
+
+            def again(number: int) -> tuple[Replay, Replay]:
+                notify(f"computing step {number} of both runs again")
+                first, second = (
+                    replay.recompute(folder, recipe, one, number, device)
+                    for folder, recipe, one in zip(folders, recipes, tasks, strict=True)
+                )
+                return first, second
+
+            recomputed = part(again, found.step)
+    return Bisection((left, right), found, recomputed)
 
 
 def compare(left: RunFolder, right: RunFolder, recipes: tuple[RunRecipe, RunRecipe]) -> Comparison:

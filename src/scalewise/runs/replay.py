@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+import os
+import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -14,11 +17,15 @@ from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
 from scalewise.engine.parallel.protocol import WorkerStep, broken_parameters
 from scalewise.engine.placement import DeviceName, Placement
+from scalewise.engine.processes.failures import translating
 from scalewise.engine.store import checkpoint
-from scalewise.engine.store.folder import RunFolder, RunRecipe
+from scalewise.engine.store.folder import RunFolder, RunRecipe, read_recipe
 from scalewise.engine.sums.flat import wide
-from scalewise.errors import DamagedCheckpoint, NonFiniteLoss, UsageError
+from scalewise.errors import DamagedCheckpoint, NonFiniteLoss, RunFolderError, UsageError
 from scalewise.records import Record, Step, read
+from scalewise.runs.request import Notify
+from scalewise.tasks import BUILT_IN
+from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task
 
 COMPARED = ("loss", "gradient_norm", "lr")
@@ -38,17 +45,23 @@ class WorkerReplay:
     samples: list[int]
     epochs: list[int]
 
+    def to_json(self) -> dict[str, Any]:
+        """All but the hashes."""
+        return {name: value for name, value in vars(self).items() if name != "hashes"}
+
 
 @dataclass(frozen=True)
 class Replay:
-    """A step once more, and what the run recorded of it.
+    """A step computed again, and what the run recorded of it.
 
+    run: the run's folder.
     start: after which step the state came from a checkpoint; 0 is the start of training.
     before, after: the hash of every parameter and buffer; `after` is empty where the step failed.
-    record, failure: what came out this time.
-    recorded: what metrics.jsonl says, of kind step or failure.
+    record, failure: the result this time.
+    recorded: what metrics.jsonl holds, of kind step or failure.
     """
 
+    run: Path
     step: int
     start: int
     before: dict[str, str]
@@ -82,23 +95,73 @@ class Replay:
         pairs = {name: (getattr(self.record, name), self.recorded.get(name)) for name in COMPARED}
         return [name for name, (now, then) in pairs.items() if then is not None and now != then]
 
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        recorded = self.recorded or {}
+        now = {"loss": math.nan, "gradient_norm": None, "lr": None}
+        if self.record is not None:
+            now = {name: getattr(self.record, name) for name in now}
+        return {
+            "run": str(self.run),
+            "step": self.step,
+            "start": self.start,
+            "trained_steps": self.trained_steps,
+            "matches": self.matches,
+            "exact": self.exact,
+            "recomputed": now,
+            "recorded": {name: recorded.get(name) for name in now} if self.recorded is not None else None,
+            "failure": self.failure,
+            "weights": {"before": self.before, "after": self.after or None},
+            "workers": [one.to_json() for one in self.workers],
+        }
+
 
 def replay(
+    run: Path,
+    /,
+    *,
+    step: int | None = None,
+    task: str | None = None,
+    data: Path | None = None,
+    device: DeviceName = "auto",
+    notify: Notify = lambda line: None,
+) -> Replay:
+    """Compute one step of a stored run again; its folder stays as it is.
+
+    Arguments:
+        run: the run's folder.
+        step: counted from 1; by default the one in which the run failed.
+        task: the run's task, where it is code of your own: a folder is not trusted to name code to run.
+        data: folder of the task's data files.
+        device: kind of device.
+        notify: receives what is being done.
+    """
+    folder = RunFolder(run)
+    stored = read_recipe(folder)
+    with translating():
+        return recompute(folder, stored, stored_task(stored, task, data), step, device, notify)
+
+
+def stored_task(run: RunRecipe, spec: str | None, data: Path | None) -> Task:
+    """The task of a stored run; code that is not built in only if `spec` names it: a folder may come from anywhere."""
+    if run.task not in BUILT_IN and spec is None:
+        raise RunFolderError(
+            f"the run's task is code of its own, {run.task}; if you trust it, say --task {shlex.quote(run.task)}"
+        )
+    if spec is not None and os.path.normpath(spec) != os.path.normpath(run.task):
+        raise RunFolderError(f"the run is one of task {run.task}, got --task {spec}; name its own")
+    return load_task(run.task, run.settings, data)
+
+
+def recompute(
     folder: RunFolder,
     run: RunRecipe,
     task: Task,
     step: int | None,
     device: DeviceName = "auto",
-    notify: Callable[[str], None] = lambda line: None,
+    notify: Notify = lambda line: None,
 ) -> Replay:
-    """Compute a step of a run again.
-
-    Arguments:
-        folder, run, task: the run.
-        step: counted from 1; by default the one in which the run failed.
-        device: where.
-        notify: told what is being done.
-    """
+    """Restore the newest good checkpoint from before a step, or start, and train up to the step."""
     recorded = recorded_steps(folder)
     step = _chosen(step, recorded)
     placement = Placement(device=device)
@@ -120,7 +183,8 @@ def replay(
             failure = str(error)
         after = hashes(training) if failure is None else {}
         exact = training.progress.exact
-    return Replay(step, start, before, after, workers, record, failure, recorded.get(step), exact, problems)
+    then = recorded.get(step)
+    return Replay(folder.path, step, start, before, after, workers, record, failure, then, exact, problems)
 
 
 def recorded_steps(folder: RunFolder) -> dict[int, dict[str, Any]]:
