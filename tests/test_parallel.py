@@ -14,7 +14,7 @@ from torch import nn
 
 import scalewise as sw
 from conftest import together
-from scalewise.cli.bench_parallelism import table
+from scalewise.cli.parallelism_view import table
 from scalewise.engine.parallel.fsdp import refuse_scalars
 from scalewise.engine.parallel.stages import balanced, split
 from scalewise.engine.parallel.tensor import plan
@@ -260,7 +260,7 @@ def test_a_process_that_dies_ends_the_bench(scalewise, tmp_path):
     task.write_text(DYING)
     outcome = scalewise("bench", "parallelism", task, "--processes", 2, "--quiet")
     assert outcome.code == 1
-    assert "process 1 was killed by SIGKILL; start it again" in outcome.stderr
+    assert "process 1 was killed by SIGKILL; one of 2 that were timed together: start again" in outcome.stderr
     lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
     assert not [line for line in lines if str(task) in line]
 

@@ -17,8 +17,9 @@ import scalewise as sw
 from conftest import environment
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
+from scalewise.runs.processes import answer
 from scalewise.runs.profile.layers import Layers
-from scalewise.runs.profile.profiler import profile
+from scalewise.runs.profile.profiler import profiled as profiling
 from scalewise.runs.profile.result import OTHER, PHASES
 from scalewise.runs.profile.session import observe
 from scalewise.runs.profile.spans import Label, Recorder, segments, spans
@@ -36,7 +37,7 @@ def planted(**delays) -> sw.Task:
 
 
 def profiled(task, placement=None, steps=6, **recipe):
-    outcome = profile(task, task.recipe.replace(**recipe), placement or sw.Placement(), steps=steps)
+    outcome = answer(profiling(task, task.recipe.replace(**recipe), placement or sw.Placement(), steps), print)
     return outcome.profile, outcome.trace
 
 
@@ -192,7 +193,7 @@ def test_looking_changes_no_byte(recipe):
     task = residual()
     chosen = task.recipe.replace(steps=1000, **recipe)
     with Training(task, chosen, sw.Placement(), alone=True) as training:
-        notes = observe(training, 4, lambda line: None)
+        notes = answer(observe(training, 4), print)
         taken, looked = training.progress.step, sha256(training.strategy.model.tensors())
     with Training(task, chosen, sw.Placement(), alone=True) as training:
         records = training.records()

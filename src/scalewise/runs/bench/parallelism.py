@@ -1,18 +1,20 @@
 """Every kind of parallelism on one task: what is sent, what is held, how long a step takes, and whether it is equal.
 
 Counted: payload (payload.py) and what is held between steps. Measured: the peak of resident memory, each way by itself;
-and the step, all ways by turns in the same processes, so that none meets a busier machine than the others.
+and the step, all ways interleaved in the same processes, so that none meets a busier machine than the others.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -20,18 +22,24 @@ import torch.distributed as dist
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.protocol import HeldBytes
 from scalewise.engine.placement import DeviceName, Placement
+from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.memory import held, release_freed, reset_peak
-from scalewise.engine.processes.team import Team
-from scalewise.errors import UsageError
+from scalewise.engine.processes.team import Team, takes_part
+from scalewise.engine.store.folder import check_folder
+from scalewise.errors import PlacementError, UsageError
+from scalewise.plan import links
 from scalewise.plan.links import Link
 from scalewise.recipe import Recipe
-from scalewise.runs.bench.common import Report
+from scalewise.runs.bench.common import Report, stored
 from scalewise.runs.bench.payload import KINDS, Kind, Payload, Traffic
-from scalewise.tasks.task import Task
+from scalewise.runs.processes import Progress, answer, ask, origin_of, taking_part
+from scalewise.runs.request import Notify
+from scalewise.tasks.load import load_task
+from scalewise.tasks.task import Origin, Task
 
+ROUNDS = 7
 COMPARED_STEPS = 3
 NOTABLY = 0.9  # of a step's time: smaller differences between medians of a few rounds say nothing
-Notify = Callable[[str], None]
 
 
 def ways(device: DeviceName) -> dict[str, Placement]:
@@ -98,28 +106,102 @@ class _Own:
         return found
 
 
+def parallelism(
+    task: str | Task,
+    /,
+    *,
+    set: Sequence[str] = (),
+    rounds: int = ROUNDS,
+    data: Path | None = None,
+    processes: int = 2,
+    device: DeviceName = "auto",
+    link: Path | None = None,
+    out: Path | None = None,
+    notify: Notify = lambda line: None,
+    **fields: Any,  # noqa: ANN401
+) -> ParallelismReport | None:
+    """Compare every kind of parallelism on a task, and store the report.
+
+    Returns None on the processes of a torchrun job that do not lead it.
+
+    Arguments:
+        task, set, data: the task, or its name with its settings and the folder of its data.
+        rounds: how often every way is timed; its median counts.
+        processes: how many, at least 2; in a torchrun job those of the job.
+        device: kind of device.
+        link: a link profile, as `bench collectives` writes it, to estimate the exchange with.
+        out: folder of the result; by default runs/bench-parallelism-<time>.
+        notify: receives what is being done.
+        fields: fields of the recipe to change.
+    """
+    if rounds < 1:
+        raise PlacementError(f"--rounds must be at least 1, got {rounds}")
+    check_folder(out)
+    count = int(os.environ["WORLD_SIZE"]) if takes_part() else processes
+    if count < 2:
+        raise PlacementError(f"--processes must be at least 2 to compare ways to share work, got {count}")
+    known = links.load(link) if link else None
+    loaded = load_task(task, set, data) if isinstance(task, str) else task
+    recipe = _recipe(loaded, count, fields)
+    with translating():
+        if takes_part():
+            with taking_part(device) as team:
+                progress = compare_ways(loaded, recipe, team, device, known, rounds)
+                rows = answer(progress, notify if team.leads else lambda line: None)
+            if not team.leads:
+                return None
+        else:
+            question = _Comparing(origin_of(loaded), recipe, device, known, rounds)
+            rows = ask(question, count, recipe.threads or 1, device, notify)
+        return stored(ParallelismReport(loaded.name, recipe, count, known, rows), out)
+
+
+def _recipe(task: Task, processes: int, given: dict[str, Any]) -> Recipe:
+    """The task's own recipe with a worker for every process, four micro batches each and one thread, unless given."""
+    base = task.recipe.replace(workers=processes, threads=1, lr_rule="none", patience=None, target=None)
+    recipe = base.replace(**given)
+    quarter = recipe.worker_batch // 4
+    if "micro_batch" not in given and recipe.worker_batch % 4 == 0 and quarter > 1:
+        recipe = recipe.replace(micro_batch=quarter)
+    return recipe
+
+
+@dataclass(frozen=True)
+class _Comparing:
+    """The question to new processes."""
+
+    origin: Origin
+    recipe: Recipe
+    device: DeviceName
+    link: Link | None
+    rounds: int
+
+    def __call__(self, team: Team) -> Progress[list[Row]]:
+        task = load_task(self.origin.spec, self.origin.settings, self.origin.data)
+        return compare_ways(task, self.recipe, team, self.device, self.link, self.rounds)
+
+
 def compare_ways(
-    task: Task, recipe: Recipe, team: Team, device: DeviceName, link: Link | None, rounds: int, notify: Notify
-) -> list[Row]:
+    task: Task, recipe: Recipe, team: Team, device: DeviceName, link: Link | None, rounds: int
+) -> Progress[list[Row]]:
     """The rows, on every process of the team.
 
     Arguments:
         task, recipe: what is trained, and how.
         team: the processes, two or more.
         device: where.
-        link: to reckon the exchange with, if it is known.
+        link: to estimate the exchange with, if it is known.
         rounds: how often every way is timed.
-        notify: told what is being done.
     """
     steps = COMPARED_STEPS + 2 + rounds
     recipe = recipe.replace(steps=steps, patience=None, target=None)
     for engine in ("fsdp", "pipeline", "tensor"):  # or the first to use torch's engines would have them in its peak
         importlib.import_module(f"scalewise.engine.parallel.{engine}")
-    notify("one process, to compare with")
+    yield "one process, to compare with"
     expected = _shared(_losses_alone(task, recipe, device) if team.leads else [])
     rows: dict[str, Row] = {}
     for name, placement in ways(device).items():
-        notify(f"{name}: memory and payload")
+        yield f"{name}: memory and payload"
         try:
             own = _alone(task, recipe, placement, team)
         except UsageError as error:
@@ -127,7 +209,7 @@ def compare_ways(
         else:
             rows[name] = _row(name, own, expected, recipe, team, link)
     possible = {name: ways(device)[name] for name, row in rows.items() if row.reason is None}
-    times = _times(task, recipe, possible, team, rounds, notify)
+    times = yield from _times(task, recipe, possible, team, rounds)
     return [
         replace(row, step_seconds=times[name][0], idle_share=times[name][1]) if name in times else row
         for name, row in rows.items()
@@ -190,14 +272,14 @@ def _row(name: str, own: _Own, expected: list[float], recipe: Recipe, team: Team
 
 
 def _times(
-    task: Task, recipe: Recipe, placements: dict[str, Placement], team: Team, rounds: int, notify: Notify
-) -> dict[str, tuple[float, float]]:
-    """The median seconds of a step, and its idle share, on the slowest process; all ways by turns."""
+    task: Task, recipe: Recipe, placements: dict[str, Placement], team: Team, rounds: int
+) -> Progress[dict[str, tuple[float, float]]]:
+    """The median seconds of a step, and its idle share, on the slowest process; all ways interleaved."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in placements}
     with ExitStack() as stack:
         trainings = {name: stack.enter_context(Training(task, recipe, where)) for name, where in placements.items()}
         for number in range(rounds + 1):
-            notify(f"timing, round {number} of {rounds}")
+            yield f"timing, round {number} of {rounds}"
             for name, training in trainings.items():
                 timed = _timed(training, team)
                 if number:  # the first step of each allocates
@@ -283,7 +365,7 @@ def advice(rows: Sequence[Row], recipe: Recipe, link: Link | None) -> str:
         )
     if link is not None:
         best = min(known, key=lambda row: (row.step_seconds or 0.0) + (row.link_seconds_per_step or 0.0))
-        words.append(f"over {link.name} {best.name} comes out first, its exchange reckoned with")
+        words.append(f"over {link.name} {best.name} comes out first, its estimated exchange included")
     pipeline = next((row for row in known if row.name == "pipeline"), None)
     if pipeline is not None and recipe.micro_batches == 1:
         words.append("a pipeline with one micro batch a worker has one stage at work at a time: give --micro-batch")

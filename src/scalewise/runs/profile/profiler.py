@@ -1,54 +1,162 @@
-"""The profile of a task and recipe: trained here, on every process of the job, and put together on the first."""
+"""The profile of a task: trained on every process of the job, put together on the first, stored."""
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from scalewise.engine.loop import Training
-from scalewise.engine.placement import Placement, available_cores, loader_processes
-from scalewise.recipe import Recipe
+from scalewise.engine.placement import (
+    DeviceName,
+    Placement,
+    ReduceName,
+    available_cores,
+    check_processes,
+    check_recipe,
+    default_processes,
+    loader_processes,
+)
+from scalewise.engine.processes.failures import translating
+from scalewise.engine.processes.team import Team, takes_part
+from scalewise.engine.store.folder import check_folder, make_folder
+from scalewise.errors import UsageError
+from scalewise.recipe import Recipe, resolve
+from scalewise.records import save_document, write_atomically
+from scalewise.runs.processes import Progress, answer, ask, origin_of, taking_part
 from scalewise.runs.profile import times
 from scalewise.runs.profile.result import LoaderRow, Overhead, ProcessRow, Profile, Setting
 from scalewise.runs.profile.session import Notes, Times, observe, usage
 from scalewise.runs.profile.times import trace
 from scalewise.runs.profile.verdict import verdict
+from scalewise.runs.request import Notify, compiles
 from scalewise.stats.timing import median_interval
-from scalewise.tasks.task import Task
+from scalewise.tasks.load import load_task
+from scalewise.tasks.task import Origin, Task
 
+DOCUMENT_FILE, TRACE_FILE = "profile.json", "trace.json"
 MOST_STEPS = 1 << 20  # training never ends before the profile does
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The profile, and its trace for a viewer."""
+    """The profile, its trace for a viewer, and the folder that holds both."""
 
     profile: Profile
     trace: dict[str, Any]
+    run: Path | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        assert self.run is not None
+        return {"run": str(self.run), **self.profile.to_json(), "trace": str(self.run / TRACE_FILE)}
 
 
 def profile(
-    task: Task,
-    recipe: Recipe,
-    placement: Placement | None = None,
+    task: str | Task,
+    /,
     *,
+    set: Sequence[str] = (),
+    recipe: Path | Recipe | None = None,
     steps: int | None = None,
-    notify: Callable[[str], None] = lambda line: None,
+    data: Path | None = None,
+    processes: int | None = None,
+    device: DeviceName = "auto",
+    reduce: ReduceName = "ordered",
+    shard_optimizer: bool = False,
+    noise: bool = True,
+    loaders: int | None = None,
+    out: Path | None = None,
+    notify: Notify = lambda line: None,
+    **fields: Any,  # noqa: ANN401
 ) -> Outcome | None:
-    """Profile some steps of a training from its start; None on all processes but the first.
+    """Profile some steps of a training from its start, and store the profile and its trace.
+
+    Returns None on the processes of a torchrun job that do not lead it.
 
     Arguments:
-        task, recipe, placement: what is trained, how and where; the length of the training is not used.
-        steps: how many steps to look at; by default as many as give a steady picture.
-        notify: told what will be done.
+        task, set, data: the task, or its name with its settings and the folder of its data.
+        recipe: to start from instead of the task's own.
+        steps: how many steps to look at; by default enough for a steady picture.
+        processes: 1 to workers; by default N that fill the machine.
+        device, reduce, shard_optimizer, noise, loaders: the placement.
+        out: folder for profile.json and trace.json; by default runs/profile-<task>-<time>.
+        notify: receives what is being done.
+        fields: fields of the recipe to change.
     """
+    placement = Placement(device=device, reduce=reduce, shard_optimizer=shard_optimizer, noise=noise, loaders=loaders)
+    if steps is not None and steps < 1:
+        raise UsageError(f"steps must be at least 1, got {steps}; change --steps")
+    loaded = load_task(task, set, data) if isinstance(task, str) else task
+    base = Recipe.load(recipe) if isinstance(recipe, Path) else recipe or loaded.recipe
+    chosen, _ = resolve(base, fields, "plain", available_cores())
+    if chosen.compile and not compiles(device):
+        chosen = chosen.replace(compile=False)
+    with translating():
+        outcome = _outcome(loaded, chosen, placement, processes, steps, out, notify)
+        return None if outcome is None else _stored(outcome, out)
+
+
+def _outcome(
+    task: Task,
+    recipe: Recipe,
+    placement: Placement,
+    processes: int | None,
+    steps: int | None,
+    out: Path | None,
+    notify: Notify,
+) -> Outcome | None:
+    """Profile as part of a torchrun job, on this process, or on new ones."""
+    if takes_part():
+        with taking_part(placement.device) as team:
+            if team.leads:
+                check_folder(out)
+            return answer(profiled(task, recipe, placement, steps), notify if team.leads else lambda line: None)
+    check_folder(out)
+    check_recipe(placement, recipe)
+    if processes is not None:
+        check_processes(processes, recipe, placement)
+    elif task.origin is None:
+        processes = 1
+    count = processes or default_processes(recipe, placement)
+    if count == 1:
+        return answer(profiled(task, recipe, placement, steps), notify)
+    question = _Profiling(origin_of(task), recipe, placement, steps)
+    return ask(question, count, recipe.threads or 1, placement.device, notify)
+
+
+def _stored(outcome: Outcome, out: Path | None) -> Outcome:
+    folder = make_folder(out, f"profile-{outcome.profile.setting.task}").path
+    outcome = replace(outcome, run=folder)
+    write_atomically(folder / TRACE_FILE, json.dumps(outcome.trace))
+    save_document(folder / DOCUMENT_FILE, outcome.to_json())
+    return outcome
+
+
+@dataclass(frozen=True)
+class _Profiling:
+    """The question to new processes."""
+
+    origin: Origin
+    recipe: Recipe
+    placement: Placement
+    steps: int | None
+
+    def __call__(self, team: Team) -> Progress[Outcome | None]:
+        task = load_task(self.origin.spec, self.origin.settings, self.origin.data)
+        return profiled(task, self.recipe, self.placement, self.steps)
+
+
+def profiled(task: Task, recipe: Recipe, placement: Placement, steps: int | None = None) -> Progress[Outcome | None]:
+    """Profile on every process of the job; the answer is on the first. The length of the training is not used."""
     endless = recipe.replace(steps=MOST_STEPS, patience=None, target=None)
-    with Training(task, endless, placement or Placement()) as training:
-        notes = observe(training, steps, notify)
+    with Training(task, endless, placement) as training:
+        notes = yield from observe(training, steps)
         everybody = _gathered(training, notes)
         if not training.team.leads:
             return None

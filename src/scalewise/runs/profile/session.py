@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,6 @@ from scalewise.runs.profile.result import Point, Usage
 from scalewise.runs.profile.spans import Lane, Recorder
 
 Times = list[tuple[float, float]]  # (wall, processor) seconds of steps
-Notify = Callable[[str], None]
 WARM_UP_STEPS = 3
 ROUNDS, FEWEST_ROUNDS = 10, 3  # of each kind
 ROUND_SECONDS = 0.25
@@ -71,13 +70,12 @@ class Notes:
     kinds: dict[str, str] = field(default_factory=dict)
 
 
-def observe(training: Training, steps: int | None, notify: Notify) -> Notes:
+def observe(training: Training, steps: int | None) -> Generator[str, None, Notes]:
     """Train some steps and note them.
 
     Arguments:
         training: entered, and not begun.
-        steps: how many to look at; by default as many as give a steady picture.
-        notify: told what will be done.
+        steps: how many to look at; by default enough for a steady picture.
     """
     device = training.team.device
     with tempfile.TemporaryDirectory(prefix="scalewise-") as folder:
@@ -90,7 +88,7 @@ def observe(training: Training, steps: int | None, notify: Notify) -> Notes:
         step_seconds = statistics.median(warm[-WARM_UP_STEPS:])
         rounds, count = _agreed(training, *_plan(step_seconds, steps))
         expected = 2 * rounds * count * step_seconds
-        notify(f"{rounds} rounds of {count} steps with the profiler and {count} without, about {expected:.0f} s")
+        yield (f"{rounds} rounds of {count} steps with the profiler and {count} without, about {expected:.0f} s")
         for number in range(rounds):
             kinds = (_plain_round, _profiled_round)
             for kind in kinds if number % 2 else reversed(kinds):  # none is always first
