@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +116,33 @@ def test_there_are_no_import_cycles():
 
     for name in sorted(edges):
         visit(name, ())
+
+
+MOST_COMMAND_LINES = 150
+STILL_SHRINKING = {
+    "train.py", "compare.py", "measure.py", "plan.py", "forecast.py", "views.py", "measure_sentence.py",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "cli").glob("*.py")), ids=lambda path: path.name)
+def test_a_command_is_thin(path):
+    """It parses, calls `runs` and draws."""
+    if path.name in STILL_SHRINKING or path.name.endswith(("_view.py", "_views.py")):
+        pytest.skip("still shrinking")
+    assert len(path.read_text().splitlines()) <= MOST_COMMAND_LINES
+
+
+@pytest.mark.parametrize(
+    "name", ["bench.collectives", "bench.devices", "bench.parallelism", "bench.scaling", "bisect", "profile", "replay"]
+)
+def test_a_question_is_a_function_with_the_names_of_the_flags(name):
+    command = name.removeprefix("bench.")
+    asked = getattr(importlib.import_module(f"scalewise.runs.{name}"), command)
+    home = {"scaling": "bench_scaling", "parallelism": "bench_parallelism", "profile": "profile"}.get(command, "bench")
+    home = command if command in ("bisect", "replay") else home
+    flags = inspect.signature(getattr(importlib.import_module(f"scalewise.cli.{home}"), command)).parameters
+    drawn = {"json", "quiet", "flags"}  # the recipe's fields are keywords
+    assert set(flags) - drawn <= set(inspect.signature(asked).parameters)
 
 
 def test_public_names():

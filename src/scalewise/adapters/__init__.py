@@ -1,6 +1,7 @@
 """Other people's training loops and models: Lightning, Accelerate, Transformers, Keras on torch.
 
 Each module needs its own library and is loaded when it is first used: `sw.adapters.lightning.task(…)`.
+May import: watch and everything below. Public: `accelerate`, `keras`, `lightning`, `transformers`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The command line. Commands are loaded when they are called, so that --help is fast and imports no torch."""
+"""The command line: parse, call `runs`, draw. One thin file per command, at most 150 lines each.
+
+Commands are loaded when they are called, so that --help is fast and imports no torch.
+May import: everything below. Public: `app` and `main`.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,6 @@ from cyclopts.exceptions import CycloptsError
 
 from scalewise import __version__
 from scalewise.errors import ScalewiseError
-
-# The first line is for the list of commands, all of it for the command's own help.
-PROFILE = (
-    "Where does a step's time go?\n\n"
-    "Trains some steps and cuts each into 15 phases, layer by layer, on one process or several. A phase has worked "
-    "while its own code ran, whatever that did with the time: the data set's __getitem__ in read, a layer's forward in "
-    "forward. It has waited while somebody else had to be done first: loader processes in queue, other processes in "
-    "communication. Worked and waited seconds add up to the step. What loader processes do is counted under their "
-    "phases too, as beside the step, and is not part of that sum."
-)
 
 app = App(
     name="scalewise",
@@ -50,7 +44,7 @@ app.command("scalewise.cli.plan:plan", name="plan", help="How many workers, in w
 app.command(
     "scalewise.cli.forecast:forecast", name="forecast", help="How much data, or how large a model, for a target?"
 )
-app.command("scalewise.cli.profile:profile", name="profile", help=PROFILE)
+app.command("scalewise.cli.profile:profile", name="profile", help="Where does a step's time go?")
 app.command("scalewise.cli.doctor:doctor", name="doctor", help="Why did a run lose accuracy?")
 app.command("scalewise.cli.replay:replay", name="replay", help="Compute one step of a run again, bit for bit.")
 app.command("scalewise.cli.bisect:bisect", name="bisect", help="Where do two runs differ first, and why?")
@@ -82,7 +76,7 @@ class Terminated(BaseException):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is loaded; failures are told in our words
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is loaded; we report failures
     os.environ.setdefault("KERAS_BACKEND", "torch")  # the only one that a task can use
     _arrived.clear()
     signal.signal(signal.SIGTERM, _end)
@@ -121,13 +115,13 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[int, str]:
     except ScalewiseError as error:
         return error.exit_code, str(error)
     except BrokenPipeError:
-        sys.stdout = None  # nobody reads what is left
+        sys.stdout = None  # nobody reads the rest
         return 1, ""
     except OSError as error:
         if error.errno not in NOT_WRITABLE:
             raise
         if error.filename is None:
-            sys.stdout = sys.__stdout__ = None  # type: ignore[misc]  # what is left cannot be written either
+            sys.stdout = sys.__stdout__ = None  # type: ignore[misc]  # the rest cannot be written either
         what = "free disk space" if error.errno in FULL else "check who may write there"
         return 1, f"{error.filename or 'the output'} could not be written: {error.strerror}; {what} and start again"
     finally:  # nothing may interrupt the end

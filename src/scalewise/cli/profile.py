@@ -38,6 +38,12 @@ def profile(
 ) -> int:
     """Where a step's time goes: 15 phases, layer by layer, on one process or several.
 
+    Trains some steps and cuts each into 15 phases, layer by layer, on one process or several. A phase has worked while
+    its own code ran, whatever that did with the time: the data set's __getitem__ in read, a layer's forward in forward.
+    It has waited while something else had to finish first: loader processes in queue, other processes in communication.
+    Worked and waited seconds add up to the step. What loader processes do is counted under their phases too, as beside
+    the step, and is not part of that sum.
+
     scalewise profile digits
     scalewise profile digits --workers 8 --processes 2
     scalewise profile my_task.py --worker-batch 64 --loaders 2 --json

@@ -2,6 +2,9 @@
 
 import scalewise.horovod.torch as hvd   # for: import horovod.torch as hvd
 import scalewise.horovod.keras as hvd   # for: import horovod.keras as hvd (Keras 3 on torch)
+
+May import: watch and everything below. Public: `run`, `HorovodInternalError`, and the modules `torch` and `keras` with
+Horovod's own names.
 """
 
 from __future__ import annotations

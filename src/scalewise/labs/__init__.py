@@ -1,6 +1,7 @@
 """What the notebooks in `labs/` share: checked answers, figures, and the notebooks themselves.
 
 Needs `pip install scalewise[labs]`. `python -m scalewise.labs my-folder` writes the notebooks there.
+May import: everything, as a user's notebook does. Public: the names below.
 """
 
 from scalewise.labs.drawing import COLORS, animate, figures, show, table

@@ -1,7 +1,8 @@
 """Optimizers: LARS, LAMB and Muon for anyone's loop, and all of them by name.
 
 The table holds functions from parameters and recipe to a torch optimizer. The engine does the same on its flat weights
-(engine/update.py).
+(engine/update).
+May import: recipe, records, errors, files, extras. Public: `LARS`, `LAMB`, `Muon`, `OPTIMIZERS`, `Builder`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,8 @@
-"""One file or folder per question: request in, result out. Stores, resumes, stops; public from Python."""
+"""One file or folder per question: request in, result out. Stores, resumes, stops; public from Python.
+
+May import: plan, doctor, engine, stats, tasks, nn, optim, schedules, recipe, records, errors, files, extras.
+Public: a module per question, whose function of the same name takes the names of the command's flags, as in
+`runs.replay.replay(run, step=120)`: `compare`, `measure`, `plan`, `forecast`, `profile`, `bisect`, `replay` and, in
+`bench`, `devices`, `collectives`, `scaling` and `parallelism`. Beside them `request` (what requests share) and
+`processes` (a question that several processes answer together).
+"""

@@ -1,4 +1,8 @@
-"""Tasks: the type, the built-in ones, and the loader. Importing this imports no torch."""
+"""What is learned: the task type, the built-in tasks with their data, and the loader.
+
+May import: recipe, records, errors, files, extras. Importing this imports no torch.
+Public: `BUILT_IN` here, `Task`, `Loss` and `accuracy` in `task`, `load_task` in `load`, and `augment`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ class BuiltIn:
         return getattr(importlib.import_module("scalewise.tasks.published"), self.source) if self.source else None
 
     def place(self, data: Path | None = None) -> str:
-        """Where the data are, for people."""
+        """Where the data are, in words."""
         source = self.published()
         if source is None:
             return self.data

@@ -1,7 +1,9 @@
-"""Experiment trackers that a run also tells its numbers to, when asked with `--track`: interchangeable siblings.
+"""Experiment trackers that also receive a run's numbers, when asked with `--track`: interchangeable siblings.
 
-Each writes into the run's folder, unless the person has configured it otherwise, and reaches no network by itself. What
-arrives is what metrics.jsonl holds: a resumed run tells everything again from the start, into a fresh place.
+Each writes into the run's folder, unless the user has configured it otherwise, and reaches no network by itself. What
+arrives is what metrics.jsonl holds: a resumed run reports everything again from the start, into a fresh place.
+May import: records and errors; the tracker's own library when it is used.
+Public: `tracking`, `TrackerName`; a tracker is a module with `track(run)`, a context that yields a `Report`.
 """
 
 from __future__ import annotations
@@ -16,33 +18,33 @@ from typing import Any, Literal
 from scalewise.records import Failure, Record, line, read
 
 TrackerName = Literal["tensorboard", "trackio", "wandb", "mlflow"]
-Tell = Callable[[int, Mapping[str, float]], None]  # (step, numbers by name)
-Track = Callable[[Path], contextlib.AbstractContextManager[Tell]]
+Report = Callable[[int, Mapping[str, float]], None]  # (step, numbers by name)
+Track = Callable[[Path], contextlib.AbstractContextManager[Report]]
 
 
 @contextlib.contextmanager
 def tracking(names: Sequence[TrackerName], metrics: Path, step: int) -> Iterator[Callable[[Record], None]]:
-    """A function that tells every record to the trackers; what a run has stored up to `step` is told first.
+    """A function that reports every record to the trackers; what a run has stored up to `step` is reported first.
 
     Arguments:
         names: which trackers.
         metrics: the run's metrics.jsonl.
-        step: the last one that is done, from which a resumed run goes on.
+        step: the last one that is done, from which a resumed run continues.
     """
     with contextlib.ExitStack() as open_trackers:
-        tellers: list[Tell] = []
+        reports: list[Report] = []
         for name in names:
             track: Track = importlib.import_module(f"scalewise.trackers.{name}").track
-            tellers.append(open_trackers.enter_context(track(metrics.parent)))
+            reports.append(open_trackers.enter_context(track(metrics.parent)))
 
-        def tell(stored: Mapping[str, object]) -> None:
-            for teller in tellers:
-                teller(*numbers(stored))
+        def report_all(stored: Mapping[str, object]) -> None:
+            for report in reports:
+                report(*numbers(stored))
 
         for stored in read(metrics) if names and metrics.exists() else ():
             if stored["kind"] not in (Failure.kind, "result") and stored["step"] <= step:
-                tell(stored)
-        yield lambda record: tell(json.loads(line(record))) if tellers else None
+                report_all(stored)
+        yield lambda record: report_all(json.loads(line(record))) if reports else None
 
 
 def numbers(record: Mapping[str, Any]) -> tuple[int, dict[str, float]]:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scalewise.trackers import Tell
+    from scalewise.trackers import Report
 
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
 AT_ONCE = 500  # numbers that are written together: a store takes a thousand
 
 
 @contextlib.contextmanager
-def track(run: Path) -> Iterator[Tell]:
+def track(run: Path) -> Iterator[Report]:
     """Write a run of the experiment `scalewise`; one of the same folder from before is deleted."""
     os.environ |= QUIET
     from mlflow.entities import Metric
@@ -39,7 +39,7 @@ def track(run: Path) -> Iterator[Tell]:
     begun = client.create_run(number, run_name=run.name, tags={"folder": place}).info.run_id
     waiting: list[Metric] = []
 
-    def tell(step: int, values: Mapping[str, float]) -> None:
+    def report(step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         waiting.extend(Metric(name, value, now, step) for name, value in values.items())
         if len(waiting) >= AT_ONCE:
@@ -50,7 +50,7 @@ def track(run: Path) -> Iterator[Tell]:
         waiting.clear()
 
     try:
-        yield tell
+        yield report
     finally:
         flush()
         client.set_terminated(begun)

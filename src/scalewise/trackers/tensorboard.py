@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scalewise.trackers import Tell
+    from scalewise.trackers import Report
 
 
 @contextlib.contextmanager
-def track(run: Path) -> Iterator[Tell]:
+def track(run: Path) -> Iterator[Report]:
     """Write event files, with numbers as precise as they are stored."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -21,11 +21,11 @@ def track(run: Path) -> Iterator[Tell]:
     shutil.rmtree(folder, ignore_errors=True)
     writer = SummaryWriter(folder)
 
-    def tell(step: int, values: Mapping[str, float]) -> None:
+    def report(step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             writer.add_scalar(name, value, step, new_style=True, double_precision=True)
 
     try:
-        yield tell
+        yield report
     finally:
         writer.close()

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scalewise.trackers import Tell
+    from scalewise.trackers import Report
 
 
 @contextlib.contextmanager
-def track(run: Path) -> Iterator[Tell]:
+def track(run: Path) -> Iterator[Report]:
     """Write a run of the project `scalewise`."""
     shutil.rmtree(run / "trackio", ignore_errors=True)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

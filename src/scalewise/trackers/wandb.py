@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scalewise.trackers import Tell
+    from scalewise.trackers import Report
 
 QUIET = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
 
 
 @contextlib.contextmanager
-def track(run: Path) -> Iterator[Tell]:
+def track(run: Path) -> Iterator[Report]:
     """Write an offline run, one row a step; records of the same step share it."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)

@@ -31,7 +31,7 @@ from scalewise.engine.sums.reductions.protocol import Scale
 from scalewise.engine.sums.replicas import fingerprint
 from scalewise.engine.sums.tree import share
 from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry, owned_stretches
-from scalewise.nn.sync import exchanging
+from scalewise.nn.batch_norm import exchanging
 from scalewise.tasks.task import Number
 
 

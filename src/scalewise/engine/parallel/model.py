@@ -15,7 +15,7 @@ from scalewise.engine.processes.team import Team
 from scalewise.engine.sums.flat import is_dense
 from scalewise.errors import RecipeError, TaskError
 from scalewise.nn import to_ghost_batch_norm
-from scalewise.nn.sync import _GlobalBatchNorm, to_global_batch_norm
+from scalewise.nn.batch_norm import _GlobalBatchNorm, to_global_batch_norm
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 

@@ -1,0 +1,276 @@
+"""Batch norm over groups of samples or over the global batch, and the conversion from one kind to another.
+
+Ghost batch norm (Hoffer et al. 2017) takes statistics over groups of a fixed number of samples. Every group is treated
+as a worker of its own: it starts from the same running statistics, and the new ones are the mean over groups. So groups
+of n samples in a batch of k·n give what k workers of n samples give.
+
+Batch norm over the global batch takes statistics of all workers' samples together, to compare ghost batch norm with. A
+layer hands its worker's sums to `exchange` and receives those of all workers, in worker order; whoever runs the workers
+provides it. Statistics are combined from (count, mean, sum of squared deviations) of each worker, so every worker's
+part is computed at its own fixed shape and the rest is the same on every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from scalewise.errors import TaskError
+
+
+class _GhostBatchNorm(_BatchNorm):
+    ghost_batch: int
+
+    def __init__(
+        self,
+        num_features: int,
+        ghost_batch: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
+        if ghost_batch < 1:
+            raise ValueError(f"ghost_batch must be at least 1 sample, got {ghost_batch}; 16 to 128 are usual")
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.ghost_batch = ghost_batch
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, ghost_batch={self.ghost_batch}"  # type: ignore[no-untyped-call]
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        if len(input) % self.ghost_batch:
+            raise ValueError(
+                f"ghost batch norm needs a batch divisible by ghost_batch={self.ghost_batch}, got {len(input)} "
+                f"samples; choose a divisor, and drop_last=True in a DataLoader whose last batch is smaller"
+            )
+        groups = input.split(self.ghost_batch)
+        if self.running_mean is None or self.running_var is None or not self.track_running_stats:
+            return torch.cat([self._normalized(group, None, None, 0.0) for group in groups])
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        means = self.running_mean.repeat(len(groups), 1)  # (group, feature)
+        variances = self.running_var.repeat(len(groups), 1)
+        outputs = [
+            self._normalized(group, mean, variance, factor)
+            for group, mean, variance in zip(groups, means, variances, strict=True)
+        ]
+        self.running_mean.copy_(means.mean(0))
+        self.running_var.copy_(variances.mean(0))
+        return torch.cat(outputs)
+
+    def _normalized(self, group: Tensor, mean: Tensor | None, variance: Tensor | None, factor: float) -> Tensor:
+        return F.batch_norm(group, mean, variance, self.weight, self.bias, True, factor, self.eps)
+
+
+class GhostBatchNorm1d(_GhostBatchNorm, nn.BatchNorm1d):
+    """`nn.BatchNorm1d` with statistics over groups of `ghost_batch` samples."""
+
+
+class GhostBatchNorm2d(_GhostBatchNorm, nn.BatchNorm2d):
+    """`nn.BatchNorm2d` with statistics over groups of `ghost_batch` samples.
+
+    >>> GhostBatchNorm2d(3, ghost_batch=4)(torch.randn(8, 3, 5, 5)).shape
+    torch.Size([8, 3, 5, 5])
+    """
+
+
+class GhostBatchNorm3d(_GhostBatchNorm, nn.BatchNorm3d):
+    """`nn.BatchNorm3d` with statistics over groups of `ghost_batch` samples."""
+
+
+GHOST_KINDS: dict[type[nn.Module], type[_GhostBatchNorm]] = {
+    **{kind: kind for kind in (GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d)},
+    nn.BatchNorm1d: GhostBatchNorm1d,
+    nn.BatchNorm2d: GhostBatchNorm2d,
+    nn.BatchNorm3d: GhostBatchNorm3d,
+}
+
+
+def to_ghost_batch_norm(model: nn.Module, ghost_batch: int) -> nn.Module:
+    """The same model with every batch norm turned into ghost batch norm; parameters, names and hooks are kept.
+
+    A batch norm of another kind (SyncBatchNorm, a lazy one, a class of your own) is refused.
+    """
+
+    def ghost(norm: _BatchNorm, kind: type[_GhostBatchNorm]) -> _GhostBatchNorm:
+        return kind(norm.num_features, ghost_batch, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+
+    return convert(model, GHOST_KINDS, ghost)
+
+
+# This worker's numbers -> (worker, number), and whether this worker is the first one of its process.
+Exchange = Callable[[Tensor], tuple[Tensor, bool]]
+
+
+class _Normalize(torch.autograd.Function):
+    """y = (x − mean) ÷ √(variance + ε) over all workers' samples; backward exchanges the two sums it needs."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, mean: Tensor, scale: Tensor, count: float, exchange: Exchange) -> Tensor:  # noqa: ANN401
+        normalized = (input - _spread(mean, input)) * _spread(scale, input)
+        ctx.save_for_backward(normalized, scale)
+        ctx.count, ctx.exchange = count, exchange
+        return normalized
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        (gradient,) = gradients
+        normalized, scale = ctx.saved_tensors
+        dims = _all_but_channels(gradient)
+        own = torch.cat([gradient.sum(dims), (gradient * normalized).sum(dims)])
+        everybody, _ = ctx.exchange(own)
+        plain, weighted = (everybody.sum(0) / ctx.count).chunk(2)
+        rest = gradient - _spread(plain, gradient) - normalized * _spread(weighted, gradient)
+        return rest * _spread(scale, gradient), None, None, None, None
+
+
+class _GlobalBatchNorm(_BatchNorm):
+    exchange: Exchange | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.exchange is None:
+            return super().forward(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            everybody, first = self.exchange(_moments(input))
+            count, mean, variance = _combined(everybody)
+            if first:
+                self._remember(count, mean, variance)
+            scale = (variance + self.eps).rsqrt()
+        normalized: Tensor = _Normalize.apply(input, mean, scale, count, self.exchange)  # type: ignore[no-untyped-call]
+        if not self.affine:
+            return normalized
+        return normalized * _spread(self.weight, input) + _spread(self.bias, input)
+
+    def _remember(self, count: float, mean: Tensor, variance: Tensor) -> None:
+        """Move the running statistics, once per process: they are the same for all workers."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, factor)
+        self.running_var.lerp_(variance * (count / max(count - 1, 1)), factor)
+
+
+class GlobalBatchNorm1d(_GlobalBatchNorm, nn.BatchNorm1d):
+    """`nn.BatchNorm1d` over the samples of all workers."""
+
+
+class GlobalBatchNorm2d(_GlobalBatchNorm, nn.BatchNorm2d):
+    """`nn.BatchNorm2d` over the samples of all workers."""
+
+
+class GlobalBatchNorm3d(_GlobalBatchNorm, nn.BatchNorm3d):
+    """`nn.BatchNorm3d` over the samples of all workers."""
+
+
+GLOBAL_KINDS: dict[type[nn.Module], type[_GlobalBatchNorm]] = {
+    nn.BatchNorm1d: GlobalBatchNorm1d,
+    nn.BatchNorm2d: GlobalBatchNorm2d,
+    nn.BatchNorm3d: GlobalBatchNorm3d,
+}
+
+
+def to_global_batch_norm(model: nn.Module) -> nn.Module:
+    """The same model with the statistics of every batch norm over all workers; parameters and names are kept."""
+
+    def build(norm: _BatchNorm, kind: type[_GlobalBatchNorm]) -> _GlobalBatchNorm:
+        return kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+
+    return convert(model, GLOBAL_KINDS, build)
+
+
+@contextmanager
+def exchanging(model: nn.Module, exchange: Exchange) -> Iterator[None]:
+    """Tell every layer how workers exchange their numbers; without it each takes its own statistics."""
+    layers = [module for module in model.modules() if isinstance(module, _GlobalBatchNorm)]
+    for layer in layers:
+        layer.exchange = exchange
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.exchange = None
+
+
+def _moments(input: Tensor) -> Tensor:
+    """One worker's count, means and sums of squared deviations, (1 + 2 · channel,)."""
+    dims = _all_but_channels(input)
+    mean = input.mean(dims)
+    deviations = (input - _spread(mean, input)).square().sum(dims)
+    return torch.cat([mean.new_tensor([input.numel() / input.shape[1]]), mean, deviations])
+
+
+def _combined(everybody: Tensor) -> tuple[float, Tensor, Tensor]:
+    """Count, mean and variance of all workers' samples from each one's moments, (worker, 1 + 2 · channel)."""
+    counts, rest = everybody[:, :1], everybody[:, 1:]
+    means, deviations = rest.chunk(2, dim=1)
+    count = counts.sum()
+    mean = (counts * means).sum(0) / count
+    variance = (deviations + counts * (means - mean).square()).sum(0) / count
+    return float(count), mean, variance
+
+
+def _all_but_channels(input: Tensor) -> list[int]:
+    return [0, *range(2, input.ndim)]
+
+
+def _spread(channels: Tensor, like: Tensor) -> Tensor:
+    return channels.view(1, -1, *[1] * (like.ndim - 2))
+
+
+Norm = TypeVar("Norm", bound=_BatchNorm)
+
+
+def convert(
+    model: nn.Module, kinds: Mapping[type[nn.Module], type[Norm]], build: Callable[[_BatchNorm, type[Norm]], Norm]
+) -> nn.Module:
+    """The same model with every layer whose type is in `kinds` rebuilt; parameters, buffers, names, hooks stay.
+
+    A layer that stands in several places stays one layer.
+    """
+    for module in model.modules():  # before anything changes
+        if isinstance(module, _BatchNorm) and type(module) not in kinds:
+            raise TaskError(
+                f"batch norm must be one of {', '.join(kind.__name__ for kind in kinds)} to be converted, got "
+                f"{type(module).__name__}; put one of these in its place first"
+            )
+    found: dict[nn.Module, nn.Module] = {}
+
+    def converted(module: nn.Module) -> nn.Module:
+        if module not in found:
+            found[module] = module  # a module may hold itself
+            kind = kinds.get(type(module))
+            if kind is not None:
+                assert isinstance(module, _BatchNorm)
+                found[module] = _rebuilt(module, build(module, kind))
+            else:
+                for name, child in [*module._modules.items()]:
+                    if child is not None:
+                        module._modules[name] = converted(child)
+        return found[module]
+
+    return converted(model)
+
+
+def _rebuilt(module: _BatchNorm, norm: Norm) -> Norm:
+    """The new layer with the tensors and hooks of the old one."""
+    norm.train(module.training)
+    for name, value in (*module._parameters.items(), *module._buffers.items()):
+        setattr(norm, name, value)
+    for name, value in vars(module).items():
+        if "_hook" in name:
+            setattr(norm, name, value)
+    return norm
