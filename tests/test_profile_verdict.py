@@ -93,7 +93,7 @@ def judged(rows, waits=(0.01, 0.01), **changes):
             "2 loaders need 180 ms for those of one step, most of it in preprocess",
             "About 15 loaders would keep up, and there are 2 cores",
         ),
-        ({"communication_waited": 0.7}, {}, "33 % of its time under way is hidden", "Raise --worker-batch"),
+        ({"communication_waited": 0.7}, {}, "33 % of its time in flight is hidden", "Raise --worker-batch"),
         ({"optimizer": 0.7}, {}, "most of it in optimizer", "--shard-optimizer"),
         ({"optimizer": 0.7}, {"processes": 1}, "most of it in optimizer", "Raise --worker-batch"),
         ({"norms": 0.7}, {}, "most of it in norms", "--no-noise"),

@@ -361,8 +361,8 @@ def test_mistakes_are_one_clear_line(scalewise_here, tmp_path):
         (["missing"], "found no folder missing"),
         (["empty"], "found none of them in empty"),
         (["runs"], "scalewise report runs/a, or look at all with scalewise serve runs"),
-        (["runs/a", "--out", "no/such/page.html"], "--out needs a folder that exists"),
-        (["runs/a", "--out", "no/report.html"], "--out needs a folder that exists"),
+        (["runs/a", "--out", "no/such/page.html"], "does not exist; create it first"),
+        (["runs/a", "--out", "no/report.html"], "does not exist; create it first"),
         (["runs/a", "--out", "empty"], "--out must be a file"),
         (["runs/a", "--out", "runs/a/recipe.json"], "--out must be a new file or a page of scalewise"),
     ):

@@ -1,4 +1,4 @@
-"""A method of somebody's object as a module of its own, so that hooks see its calls."""
+"""A method of a user's object as a module of its own, so that hooks see its calls."""
 
 from __future__ import annotations
 

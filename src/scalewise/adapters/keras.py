@@ -299,9 +299,7 @@ def _norm_layers(model: Any) -> list[Any]:  # noqa: ANN401
     """The layers that take statistics of the batch."""
     layers = [one for one in model._flatten_layers() if isinstance(one, keras.layers.BatchNormalization)]
     if any(layer.renorm for layer in layers):
-        raise TaskError(
-            "batch normalisation with renorm=True cannot be had here, got a layer with it; use renorm=False"
-        )
+        raise TaskError("batch normalisation with renorm=True is not supported, got a layer with it; use renorm=False")
     return [layer for layer in layers if layer.trainable]
 
 

@@ -59,7 +59,7 @@ class Scalewise(TrainerCallback):  # type: ignore[misc]  # Transformers is not t
 
 
 def _wrapped(model: nn.Module) -> nn.Module:
-    """The model, or what averages its gradients over processes: callbacks are not told of it."""
+    """The model, or what averages its gradients over processes: callbacks do not receive it."""
     wrappers = (one for one in gc.get_objects() if type(one) is DistributedDataParallel and one.module is model)
     return next(wrappers, model)
 
@@ -141,7 +141,7 @@ def recipe_of(arguments: TrainingArguments, samples: int) -> Recipe:
 
     Arguments:
         arguments: the Trainer's.
-        samples: of the training data, to say in epochs how long a warm-up of so many steps is.
+        samples: of the training data, to say in epochs how long the warm-up is.
     """
     optimizer, schedule = str(arguments.optim.value), str(arguments.lr_scheduler_type.value)
     refused = [name for name in ("fp16", "label_smoothing_factor") if getattr(arguments, name)]

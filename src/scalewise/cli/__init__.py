@@ -66,7 +66,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NOT_WRITABLE = FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 
 
-_arrived: list[int] = []  # signals that nobody else had asked for
+_arrived: list[int] = []  # signals that had no other handler
 
 
 class Terminated(BaseException):
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code, message = _outcome(arguments)
     except (KeyboardInterrupt, Terminated):
         code, message = 1, ""
-    if code == 1 and _arrived:  # also where somebody made another error of it, as numpy does while it is imported
+    if code == 1 and _arrived:  # also where a library turned it into another error, as numpy does while it is imported
         code, message = 128 + _arrived[0], "interrupted" if _arrived[0] == signal.SIGINT else "terminated"
     _finish(code, message)
 

@@ -66,11 +66,9 @@ def _check_writable(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"--out must be a file, got the folder {path}; write --out {path / 'report.html'}")
     if not path.parent.is_dir():
-        raise UsageError(f"--out needs a folder that exists, got {path}; make {path.parent} first")
+        raise UsageError(f"--out {path}: the folder {path.parent} does not exist; create it first")
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(
-            f"the page needs a folder that can be written, got {path.parent}; name another file with --out"
-        )
+        raise UsageError(f"{path.parent} is not writable; name another file with --out")
     if path.exists() and not is_page(path):
         raise UsageError(
             f"--out must be a new file or a page of scalewise, got {path}, which is neither; choose another"

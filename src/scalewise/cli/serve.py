@@ -24,12 +24,12 @@ def serve(
     json: Annotated[bool, Parameter(negative=())] = False,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Show the runs in a folder in a browser, live: follow a run as it trains, look at several beside each other.
+    """Show the runs in a folder in a browser, live: follow a run as it trains, look at several side by side.
 
     scalewise serve runs
     scalewise serve runs --port 8700 --open
 
-    Only this machine can ask (127.0.0.1), and only with the token in the printed address. Nothing is written, nothing
+    Only this machine can connect (127.0.0.1), and only with the token in the printed address. Nothing is written, nothing
     outside the folder is read, and nothing in it is run. Ctrl-C ends it.
 
     Parameters
@@ -41,7 +41,7 @@ def serve(
     open: bool
         Open the list in a browser.
     json: bool
-        Print the address as one JSON document on stdout when it can be asked.
+        Print the address as one JSON document on stdout once it is served.
     quiet: bool
         Draw nothing.
     """

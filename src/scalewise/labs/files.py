@@ -30,7 +30,7 @@ def notebooks() -> list[Path]:
 
 
 def write(folder: Path) -> list[Path]:
-    """Write every notebook as .ipynb into a folder, and the programs beside them; what is there stays."""
+    """Write every notebook as .ipynb into a folder, and the programs beside them; existing files stay."""
     import jupytext
 
     wanted = [folder / source.with_suffix(".ipynb").name for source in notebooks()]

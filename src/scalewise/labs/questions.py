@@ -237,7 +237,7 @@ def check(name: str, answer: Any, **seen: float) -> None:  # noqa: ANN401  (a le
 
     Arguments:
         name: the question.
-        answer: None as long as there is none.
+        answer: None until one is given.
         seen: what the notebook measured, where the right answer depends on it.
 
     >>> check("1.2", None)

@@ -194,7 +194,7 @@ def to_global_batch_norm(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def exchanging(model: nn.Module, exchange: Exchange) -> Iterator[None]:
-    """Tell every layer how workers exchange their numbers; without it each takes its own statistics."""
+    """Set in every layer how workers exchange their numbers; without it each takes its own statistics."""
     layers = [module for module in model.modules() if isinstance(module, _GlobalBatchNorm)]
     for layer in layers:
         layer.exchange = exchange

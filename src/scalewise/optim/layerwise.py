@@ -53,7 +53,7 @@ class Plan:
     """The parameters of a group, sorted by the way in which they are updated; kept as long as they lie as they did.
 
     Sorting takes as long as the update of a small layer. What is checked in every step is what C relies on: sizes and
-    layouts. Addresses are asked for anew.
+    layouts. Addresses are read again.
     """
 
     def __init__(self, group: Group, members: list[Member | None]) -> None:
@@ -118,7 +118,7 @@ class LayerWise(Optimizer, ABC):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update all parameters that have a gradient; `closure` computes the loss and the gradients anew."""
+        """Update all parameters that have a gradient; `closure` computes the loss and the gradients again."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -137,7 +137,7 @@ class LayerWise(Optimizer, ABC):
         return loss
 
     def _update_adapting(self, group: Group, members: list[Member], layers: Layers) -> None:
-        """Update parameters of one dtype that adapt, in C or, where there is no compiler, with torch's kernels."""
+        """Update parameters of one dtype that adapt, in C or, without a compiler, with torch's kernels."""
         library = compiled(members[0].weight.dtype)
         if library is not None:
             self._update_natively(library, group, members, layers)

@@ -79,7 +79,7 @@ class Muon(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update all parameters that have a gradient; `closure` computes the loss and the gradients anew."""
+        """Update all parameters that have a gradient; `closure` computes the loss and the gradients again."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

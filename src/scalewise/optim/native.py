@@ -33,7 +33,7 @@ ELEMENTS_PER_THREAD = 1 << 19  # fewer are not worth a thread
 
 @functools.cache
 def compiled(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The compiled functions for numbers of this kind, or None where they cannot be had."""
+    """The compiled functions for numbers of this kind, or None where they cannot be compiled."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
     if compiler is None or sys.platform == "win32" or dtype not in NAMES:
         return None

@@ -56,7 +56,7 @@ def refuse_half(optimizer: str, weight: Tensor) -> None:
         )
 
 
-LONGEST_SUM = 1 << 18  # elements: a float32 sum of so many squares is right to about 1e-6, of ten million to 1e-4
+LONGEST_SUM = 1 << 18  # elements: a float32 sum of this many squares is right to about 1e-6, of ten million to 1e-4
 Array = np.ndarray[tuple[int], np.dtype[np.floating[Any]]]
 HALF = (torch.bfloat16, torch.float16)
 

@@ -80,7 +80,7 @@ class Replay:
 
     @property
     def matches(self) -> bool | None:
-        """Whether the run recorded what came out now; None where it recorded nothing of this step."""
+        """Whether the run recorded the same result; None where it recorded nothing of this step."""
         if self.recorded is None:
             return None
         if self.record is None or self.recorded["kind"] != Step.kind:
@@ -170,7 +170,7 @@ def recompute(
             raise UsageError(f"--step must be from 1 to the run's {training.cuts.total_steps} steps, got {step}")
         problems = _restore(training, folder, step)
         start = training.progress.step
-        where = f"the checkpoint of step {start}" if start else "the start, for there is no older checkpoint,"
+        where = f"the checkpoint of step {start}" if start else "the start (no older checkpoint exists)"
         notify(f"from {where}: {step - 1 - start} steps to train before step {step}")
         records = training.records()
         _advance(training, records, step - 1)
@@ -208,7 +208,7 @@ def _chosen(step: int | None, recorded: dict[int, dict[str, Any]]) -> int:
 
 
 def _restore(training: Training, folder: RunFolder, step: int) -> list[str]:
-    """Load the newest good checkpoint from before a step, if there is one; says what is wrong with others."""
+    """Load the newest good checkpoint from before a step, if any; returns what is wrong with others."""
     problems = []
     for path in checkpoint.stored(folder.checkpoints):
         if int(path.name.removeprefix("step-")) < step:
@@ -222,7 +222,7 @@ def _restore(training: Training, folder: RunFolder, step: int) -> list[str]:
 
 
 def _advance(training: Training, records: Iterator[Record], step: int) -> Step | None:
-    """Train until a step's record is there; none if it was before."""
+    """Train up to a step; its record, or None if it came earlier."""
     while training.progress.step < step:
         record = next(records, None)
         if record is None or record.kind == "result":

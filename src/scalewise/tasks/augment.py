@@ -18,7 +18,7 @@ Change = Callable[[Tensor, Tensor], Tensor]  # (images, keys) -> images; images:
 
 
 def images(*changes: Change) -> Callable[[tuple[Tensor, ...], Tensor], tuple[Tensor, ...]]:
-    """A task's `augment`: change the first part of each batch, the images, in turn; each change draws anew."""
+    """A task's `augment`: change the first part of each batch, the images, in turn, each with its own draws."""
 
     def augment(batch: tuple[Tensor, ...], keys: Tensor) -> tuple[Tensor, ...]:
         first, *others = batch

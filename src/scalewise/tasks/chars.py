@@ -100,7 +100,7 @@ class CharacterModel(nn.Module):
 
 
 def next_character(model: nn.Module, samples: Tensor) -> Loss:
-    """Summed cross-entropy over the characters that are there, weighted by their number."""
+    """Summed cross-entropy over the characters present, weighted by their number."""
     target = samples[:, 1:]
     logits = model(samples[:, :-1].clamp(min=0))
     total = F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PADDING, reduction="sum")

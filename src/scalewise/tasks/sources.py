@@ -88,7 +88,7 @@ def read(source: Source, data: Path | None = None, progress: Progress | None = N
     Arguments:
         source: which data set.
         data: where to look first, and where to download to.
-        progress: told how a download goes on.
+        progress: receives how far a download is.
     """
     incomplete: list[str] = []
     for root, explicit in _roots(data):
@@ -99,7 +99,7 @@ def read(source: Source, data: Path | None = None, progress: Progress | None = N
         except DataError:
             if explicit:
                 raise
-            continue  # a damaged file in somebody else's cache is not the user's mistake
+            continue  # a damaged file in another program's cache is not the user's mistake
         if contents is not None:
             return contents
     return _download(source, _download_folder(source, data), incomplete, progress)
@@ -377,6 +377,6 @@ def _temporary(path: Path, content: bytes) -> Iterator[Path]:
 
 
 def _store(path: Path, content: bytes) -> None:
-    """Write a file so that it is there as a whole or not at all."""
+    """Write a file so that it exists as a whole or not at all."""
     with _temporary(path, content) as temporary:
         temporary.replace(path)

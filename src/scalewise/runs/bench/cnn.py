@@ -33,7 +33,7 @@ class Trained:
 
     seconds_to_loss: until an epoch's training loss was no more than `target_loss`; None where it never was.
     utilisation: share of its threads' time in which this process computed or, on CUDA, of the time that the GPU worked;
-        None where the device does not tell.
+        None where the device does not report it.
     utilisation_over_time: the same by parts of the last training.
     """
 
@@ -76,7 +76,7 @@ class _Run:
 
 
 def trained(found: Sequence[Place], seconds: float, notify: Notify) -> tuple[Trained, ...]:
-    """Train on every device, in rounds by turns; the loss to reach is that of the first one after a few epochs."""
+    """Train on every device, in interleaved rounds; the loss to reach is that of the first one after a few epochs."""
     task = digits()
     target = _target(task, found[0])
     runs: dict[Place, list[_Run]] = {place: [] for place in found}
@@ -120,7 +120,7 @@ def _run(task: Task, place: Place, target: float) -> _Run:
 
 
 def _gpu_share() -> float:
-    """How busy the GPU is, as its driver tells; needs NVIDIA's Python bindings."""
+    """How busy the GPU is, as its driver reports; needs NVIDIA's Python bindings."""
     try:
         return torch.cuda.utilization() / 100
     except (ImportError, RuntimeError):

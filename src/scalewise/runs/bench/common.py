@@ -94,7 +94,7 @@ class Topology:
     gpu_links: str | None
 
     def sentence(self) -> str:
-        """The same for people."""
+        """In one line."""
         parts = [self.processor, f"{self.cores} of {self.machine_cores} cores"]
         parts += [_count(self.sockets, "socket")] if self.sockets else []
         parts += [_count(self.memory_nodes, "memory node")] if self.memory_nodes else []

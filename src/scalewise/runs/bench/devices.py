@@ -236,7 +236,7 @@ def _round_trip(device: Place, timings: dict[Key, list[float]]) -> Cost:
 
 
 POINTS = 400
-REACH = 64  # a break-even beyond so many times the largest size that was timed is none
+REACH = 64  # a break-even beyond this multiple of the largest timed size is none
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """As tables show it."""
         return self.device if self.device != "cpu" else f"cpu, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
     @contextmanager

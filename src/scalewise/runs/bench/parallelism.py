@@ -57,10 +57,10 @@ def ways(device: DeviceName) -> dict[str, Placement]:
 
 @dataclass(frozen=True)
 class Row:
-    """One way; bytes are those of the process with the most. Without figures where the model cannot be split so."""
+    """One way; bytes are those of the process with the most. Without figures where the model cannot be split this way."""
 
     name: str
-    reason: str | None = None  # why it cannot be
+    reason: str | None = None  # why it is not possible
     exact: bool | None = None
     loss_difference: float | None = None  # the largest, relative to one process, over the compared steps
     sent_bytes_per_step: int | None = None
@@ -365,7 +365,7 @@ def advice(rows: Sequence[Row], recipe: Recipe, link: Link | None) -> str:
         )
     if link is not None:
         best = min(known, key=lambda row: (row.step_seconds or 0.0) + (row.link_seconds_per_step or 0.0))
-        words.append(f"over {link.name} {best.name} comes out first, its estimated exchange included")
+        words.append(f"over {link.name} {best.name} is the fastest, its estimated exchange included")
     pipeline = next((row for row in known if row.name == "pipeline"), None)
     if pipeline is not None and recipe.micro_batches == 1:
         words.append("a pipeline with one micro batch a worker has one stage at work at a time: give --micro-batch")

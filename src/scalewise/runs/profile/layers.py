@@ -1,8 +1,8 @@
 """The layers of a model, forward and backward, as spans.
 
 Forward, every module has hooks. Backward, autograd's nodes carry numbers that count up as forward creates them, so a
-node's number says in which module's forward it was made; a hook before each node at which the module changes tells when
-backward comes to it. That sees in-place operations, views and operations outside any layer, which torch's own backward
+node's number says in which module's forward it was made; a hook before each node at which the module changes marks
+when backward reaches it. That sees in-place operations, views and operations outside any layer, which torch's own backward
 hooks for modules do not. A CPU runs the nodes from the highest number down (autograd's own priority), one at a time.
 """
 
@@ -41,21 +41,21 @@ class Layers:
     """Spans of a model's modules in the passes of one process."""
 
     def __init__(self, model: nn.Module, recorder: Recorder, compiled: bool) -> None:
-        """Nothing is noted before `install`; of a compiled model only the whole can be seen."""
+        """Nothing is recorded before `install`; of a compiled model only the whole is visible."""
         self._recorder = recorder
         self._names = {model: ""} if compiled else {module: name for name, module in model.named_modules()}
         self._handles: list[RemovableHandle] = []
         self._pass = _Pass()
 
     def install(self) -> None:
-        """Note what the modules do from now on."""
+        """Record what the modules do from now on."""
         self._pass = _Pass()
         for module, name in self._names.items():
             self._handles.append(module.register_forward_pre_hook(self._before(name)))
             self._handles.append(module.register_forward_hook(self._after, always_call=True))
 
     def remove(self) -> None:
-        """Note nothing any more."""
+        """Stop recording."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -76,7 +76,7 @@ class Layers:
         self._pass.mark(self._pass.open[-1] if self._pass.open else AFTER_THE_MODEL)
 
     def follow(self, loss: Tensor) -> None:
-        """Have the backward pass from this loss tell which layer it is in, within a span that is that of the loss."""
+        """Have the backward pass from this loss mark the layer it is in, within the span of the loss."""
         marks, self._pass.marks = self._pass.marks, []
         if loss.grad_fn is None:
             return

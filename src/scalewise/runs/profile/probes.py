@@ -39,7 +39,7 @@ TURN = Label("", hidden=True)
 
 
 class Probes:
-    """What is noted of one training."""
+    """What is recorded of one training."""
 
     def __init__(self, training: Training, recorder: Recorder, folder: Path) -> None:
         """From now on its samples are timed; loader processes write to `folder`."""
@@ -51,13 +51,13 @@ class Probes:
         feed = strategy.feed
         feed._samples = TimedSamples(feed._samples, recorder, folder)
         loads = not feed._samples.in_memory and feed._loaders > 0
-        # batches that are there before they are needed, so that the first steps do not wait for them
+        # batches that are ready before they are needed, so that the first steps do not wait for them
         self.batches_ahead = (loaders.AHEAD * feed._loaders + AHEAD) if loads else 0
         self._reads_ahead = loads or training.team.device.type != "cpu"  # where a thread copies batches to the device
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """The context in which everything is noted."""
+        """The context in which everything is recorded."""
         with ExitStack() as stack, self.wire.tapped():
             self._recorder.on = True
             stack.callback(setattr, self._recorder, "on", False)
@@ -99,7 +99,7 @@ class Probes:
             _replace(stack, workers, name, self._followed(getattr(workers, name)))
 
     def _followed(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        """A backward pass that tells which layer it is in: a span for the whole, and one after another within it."""
+        """A backward pass that marks the layer it is in: a span for the whole, and one after another within it."""
 
         def followed(loss: Loss | MeanLoss, *others: object) -> object:
             self.layers.follow(loss.total if isinstance(loss, Loss) else loss.mean)
@@ -114,7 +114,7 @@ class Probes:
         return followed
 
     def _wrap_lockstep(self, stack: ExitStack) -> None:
-        """Workers in lockstep have threads of their own, of which one at a time goes on."""
+        """Workers in lockstep have threads of their own, of which one at a time runs."""
         lockstep = self._strategy._lockstep
         if lockstep is None:
             return
@@ -163,12 +163,12 @@ COLLECTIVES = (
     "broadcast",
     "barrier",
 )
-BETWEEN_TWO = ("isend", "irecv")  # which never wait, and do not tell when they are done
+BETWEEN_TWO = ("isend", "irecv")  # which never wait, and do not report when they are done
 
 
 @dataclass
 class Flight:
-    """One operation under way: from its start to its end."""
+    """One operation in flight: from its start to its end."""
 
     name: str
     start: float
@@ -212,30 +212,30 @@ class Wire:
 
     @contextmanager
     def tapped(self) -> Iterator[None]:
-        """The context in which every operation of torch.distributed is noted."""
+        """The context in which every operation of torch.distributed is recorded."""
         names = [name for name in (*COLLECTIVES, *BETWEEN_TWO) if hasattr(dist, name)]
         before = {name: getattr(dist, name) for name in names}
         for name, function in before.items():
-            setattr(dist, name, self._noted(name, function))
+            setattr(dist, name, self._recorded(name, function))
         try:
             yield
         finally:
             for name, function in before.items():
                 setattr(dist, name, function)
 
-    def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _recorded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def noted(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        def recorded(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
             flight = Flight(name, time.perf_counter())
             self._flights.append(flight)
-            goes_on = name in BETWEEN_TWO or named.get("async_op", False)
-            work = self._recorder.around(STARTS if goes_on else WAITS, function)(*arguments, **named)
-            if goes_on and work is not None:
+            continues = name in BETWEEN_TWO or named.get("async_op", False)
+            work = self._recorder.around(STARTS if continues else WAITS, function)(*arguments, **named)
+            if continues and work is not None:
                 return _Watched(work, flight, self._recorder)
             flight.stop = time.perf_counter()
             return work
 
-        return noted
+        return recorded
 
 
 READ, TO_MEMORY, PREPROCESS = Label("read"), Label("transport to memory"), Label("preprocess")
@@ -255,7 +255,7 @@ class TimedSamples:
         return len(self._samples)
 
     def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
-        """The samples; what was noted in a loader process is written down there."""
+        """The samples; what a loader process recorded is written there."""
         if os.getpid() != self._process:
             self._process = os.getpid()
             self._recorder.forget()
@@ -268,7 +268,7 @@ class TimedSamples:
         return batch
 
     def describe(self, index: int) -> str:
-        """A sample, for people."""
+        """A sample in words."""
         return self._samples.describe(index)
 
 

@@ -3,8 +3,8 @@
 The phases of a training step, in the order in which a sample meets them.
 
 A phase has **worked** while its own code ran: the data set's `__getitem__` in `read`, a layer's `forward` in `forward`,
-whatever they did with that time (computing, reading a file, sleeping). It has **waited** while it could not go on
-before somebody else was done: a loader process that has no batch ready (`queue`) or another process (`communication`).
+whatever they did with that time (computing, reading a file, sleeping). It has **waited** while it could not
+continue before something else had finished: a loader process that has no batch ready (`queue`) or another process (`communication`).
 The seconds of a training process, worked and waited, add up to its step. Work done beside the step, in loader processes
 or threads that read ahead, is counted in full under its own phase and is not part of that sum; the step shows what it
 waited for it.
@@ -21,7 +21,7 @@ class PhaseRow:
     """One phase of an average step.
 
     worked_seconds: also what loader processes, or threads that read ahead, did for the step: `beside_seconds` of it.
-    waited_seconds: until somebody else was done.
+    waited_seconds: for something else to finish.
     share: of the step's wall time; what is beside the step has no part in it.
     """
 
@@ -53,9 +53,9 @@ class LayerRow:
 class Communication:
     """Operations between processes, per step and process.
 
-    in_flight_seconds: in which at least one was under way.
+    in_flight_seconds: in which at least one was in flight.
     waited_seconds: in which the process did nothing else.
-    hidden_seconds: in which it went on with its work; `behind_backward_seconds` of that was backward.
+    hidden_seconds: in which it continued its work; `behind_backward_seconds` of that was backward.
     """
 
     operations: float
@@ -86,9 +86,9 @@ class Usage:
     """How a process used its machine, in all and over time.
 
     processor_share: processor time of all its threads ÷ wall time; 1 is one core.
-    queued_share: the part of the time in which the step's thread could have gone on, but other programs had the cores.
+    queued_share: the part of the time in which the step's thread was ready, but other programs had the cores.
     memory_bytes: the most of its own in main memory; device_bytes: the most that torch held on the device.
-    memory_over_time: of the device where there is one.
+    memory_over_time: of the device, if any.
     """
 
     processor_share: float
@@ -141,7 +141,7 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What profiling costs: profiled ÷ plain steps − 1, the median over rounds by turns, and its 95 % interval.
+    """What profiling costs: profiled ÷ plain steps − 1, the median over interleaved rounds, and its 95 % interval.
 
     processor_share: the same of their processor time, which other programs disturb less.
     """
@@ -244,7 +244,7 @@ MEANING: dict[str, str] = {
     "read": "samples out of the data set",
     "transport to memory": "samples made one batch",
     "preprocess": "augmentation",
-    "queue": "until the next batch was there",
+    "queue": "until the next batch was ready",
     "transport to device": "batch to the device",
     "forward": "the model, layer by layer",
     "loss": "the loss of its output",

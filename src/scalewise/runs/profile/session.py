@@ -36,7 +36,7 @@ TOTAL_SECONDS = 20.0  # fewer rounds where they would take longer
 
 @dataclass(frozen=True)
 class StepNotes:
-    """One step: its number, its beginning and end, the processor time of this process, and what each thread noted."""
+    """One step: its number, begin and end, the processor time of this process, and what each thread recorded."""
 
     number: int
     start: float
@@ -53,7 +53,7 @@ class StepNotes:
 
 @dataclass(frozen=True)
 class Notes:
-    """Everything that one process noted.
+    """Everything that one process recorded.
 
     profiled, plain: wall and processor seconds of the steps of each round, with the profiler and without.
     stretches, looks: from when to when each round with the profiler went, and what the machine did in it.
@@ -132,7 +132,7 @@ class _Walk:
             before, processor, start = progress.step, time.process_time(), self._recorder.clock()
             record = next(self._records)
             stop, used = self._recorder.clock(), time.process_time() - processor
-            if isinstance(record, Step) and progress.step == before + 1:  # the first record tells of two steps
+            if isinstance(record, Step) and progress.step == before + 1:  # the first record covers two steps
                 return StepNotes(progress.step, start, stop, used, self._recorder.take(), self.probes.wire.take())
 
 
@@ -163,9 +163,9 @@ class Look:
     """What was seen at one moment.
 
     processor_seconds: of all threads of this process since it began.
-    queued_seconds: in which its main thread could have gone on, but had to wait for a core; 0 where Linux is silent.
+    queued_seconds: in which its main thread could have continued, but had to wait for a core; 0 where Linux is silent.
     memory_bytes: its own in main memory, and what torch holds on the device.
-    gpu_share: the part of the last moments in which the device computed, where its driver tells.
+    gpu_share: the part of the last moments in which the device computed, where its driver reports it.
     """
 
     seconds: float
@@ -177,7 +177,7 @@ class Look:
 
 
 def look(device: torch.device) -> Look:
-    """See what there is to see now."""
+    """Sample the process and its device now."""
     on_device = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
     own = held().own if STATUS.is_file() else 0
     return Look(time.perf_counter(), time.process_time(), _queued(), own, on_device, _gpu_share(device))
@@ -252,6 +252,6 @@ def _processor_shares(rounds: Rounds, begin: float) -> Iterator[Point]:
 
 
 def _thinned(points: Sequence[Point]) -> tuple[Point, ...]:
-    """At most so many of them, evenly."""
+    """At most MOST_POINTS of them, evenly."""
     stride = -(-len(points) // MOST_POINTS)
     return tuple(points[:: max(1, stride)])

@@ -1,4 +1,4 @@
-"""Spans of time, noted as cheaply as possible while a step runs and put together afterwards."""
+"""Spans of time, recorded as cheaply as possible while a step runs and put together afterwards."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Label:
 
     phase: one of the phases, or "" for what belongs to none of them.
     layer: the layer, in forward and backward.
-    waits: whether the phase waits in it for somebody else.
-    hidden: whether its time is nobody's: another thread works in it, or the profiler itself.
+    waits: whether the phase waits in it for another process or thread.
+    hidden: whether its time belongs to no phase: another thread works in it, or the profiler itself.
     """
 
     phase: str
@@ -58,10 +58,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Lane:
-    """What one thread noted.
+    """What one thread recorded.
 
     step: the thread of the step itself. turns: a worker's thread, of which one at a time runs in the step's stead.
-    beside: a thread that reads ahead while the step goes on.
+    beside: a thread that reads ahead while the step runs.
     """
 
     kind: LaneKind
@@ -69,7 +69,7 @@ class Lane:
 
 
 class Recorder:
-    """Notes when spans open and close, in a lane for each thread that has one.
+    """Records when spans open and close, in a lane for each thread that has one.
 
     Spans of other threads go to the lane of the step: they are torch's own threads, which run backward while it waits.
     """
@@ -109,12 +109,12 @@ class Recorder:
             self._lanes[thread] = Lane(kind, [])
 
     def forget(self) -> None:
-        """Begin anew, with this thread as that of the step; also after a fork in the middle of a span."""
+        """Start again, with this thread as that of the step; also after a fork in the middle of a span."""
         self._main = Lane("step", [])
         self._lanes = {threading.get_ident(): self._main}
 
     def take(self) -> list[Lane]:
-        """What was noted since the last time, that of the step first; to be called between steps.
+        """What was recorded since the last time, that of the step first; to be called between steps.
 
         A thread beside the step may be within a span, which is then left for the next time.
         """

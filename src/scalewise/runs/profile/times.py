@@ -124,7 +124,7 @@ def layer_rows(steps: Sequence[StepNotes], kinds: dict[str, str], wall: float) -
 
 
 def communication(steps: Sequence[StepNotes]) -> Communication:
-    """What was under way in an average step, and how much of it was hidden."""
+    """What was in flight in an average step, and how much of it was hidden."""
     rows = [_communication_of(step) for step in steps]
     operations, *seconds = (statistics.fmean(column) for column in zip(*rows, strict=True))
     return Communication(operations, *seconds)
@@ -147,7 +147,7 @@ def _communication_of(step: StepNotes) -> tuple[float, ...]:
 
 
 def flights_within(step: StepNotes) -> list[tuple[str, float, float]]:
-    """What was under way in the step, and from when to when: a step's numbers, for one, are read in the next one."""
+    """What was in flight in the step, and from when to when: a step's numbers, for one, are read in the next one."""
     found = [(flight.name, flight.start, flight.stop) for flight in step.flights if flight.stop is not None]
     cut = [(name, max(start, step.start), min(stop, step.stop)) for name, start, stop in found]
     return [(name, start, stop) for name, start, stop in cut if start < stop]

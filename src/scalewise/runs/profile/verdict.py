@@ -18,7 +18,7 @@ from scalewise.runs.profile.result import (
 )
 
 DISTURBED = 0.2  # of the time, in which the step could not have a core
-UNEVEN = 1.25  # processes whose own work takes so much longer hold the others up
+UNEVEN = 1.25  # processes whose own work takes this much longer hold the others up
 SHORT_STEP_SECONDS = 0.01  # a worker's pass this short is mostly the fixed cost of each operation
 
 Verdict = tuple[str, str]  # (bottleneck, advice)
@@ -84,7 +84,7 @@ def _starved(setting: Setting, wall: float, phases: dict[str, PhaseRow]) -> Verd
         f"The step waits for its samples, {milliseconds(waited)} of {milliseconds(wall)}: {count} "
         f"{milliseconds(work)} for those of one step, most of it in {largest}."
     )
-    needed = math.ceil(work / max(wall - waited, 1e-9) - 0.05)  # a twentieth of a loader is nobody's
+    needed = math.ceil(work / max(wall - waited, 1e-9) - 0.05)  # a twentieth of a loader is noise
     spare = setting.cores // setting.processes
     if needed <= spare:
         return bottleneck, f"Use --loaders {needed}: then reading is as fast as the step."
@@ -111,7 +111,7 @@ def _communication(setting: Setting, share: float, rows: Sequence[ProcessRow]) -
     flying = sum(row.communication.in_flight_seconds for row in rows)
     return (
         f"Communication takes {percent(share)} of the step; {percent(hidden / flying if flying else 0)} of its time "
-        f"under way is hidden behind work.",
+        f"in flight is hidden behind work.",
         "Raise --worker-batch, so that there is more to compute for the same exchange, or use fewer --processes.",
     )
 
@@ -150,7 +150,7 @@ def _faster(setting: Setting, wall: float, has_convolutions: bool) -> str:
     workers_here = math.ceil(setting.workers / setting.processes)
     possible = min(setting.workers, setting.cores // setting.threads)
     if setting.device == "cpu" and setting.processes < possible:
-        return f"Use --processes {possible}: {setting.cores} cores are there, and the result is the same."
+        return f"Use --processes {possible}: {setting.cores} cores are available, and the result is the same."
     if wall / workers_here < SHORT_STEP_SECONDS:
         return (
             "Raise --worker-batch while accuracy allows: in passes this short much is the fixed cost of each operation "
@@ -166,7 +166,7 @@ def _faster(setting: Setting, wall: float, has_convolutions: bool) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as people read it."""
+    """A share in words."""
     return f"{100 * share:.0f} %"
 
 
