@@ -1,8 +1,8 @@
 """Bytes that a process sends and receives for others, counted where torch hands them to its backend, by what they are.
 
 A collective counts as its classic algorithm sends it: a ring for all-reduce, 2·(P − 1) ÷ P of the data, all-gather and
-reduce-scatter, P − 1 messages for all-to-all and from the root of a broadcast. What they are follows from the caller on the
-stack: the engine's reductions or torch's engines.
+reduce-scatter, P − 1 messages for all-to-all and from the root of a broadcast. What they are follows from
+the caller on the stack: the engine's reductions or torch's engines.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The phases of a training step, in the order in which a sample meets them.
 
 A phase has **worked** while its own code ran: the data set's `__getitem__` in `read`, a layer's `forward` in `forward`,
-whatever they did with that time (computing, reading a file, sleeping). It has **waited** while it could not
-continue before something else had finished: a loader process that has no batch ready (`queue`) or another process (`communication`).
+whatever they did with that time (computing, reading a file, sleeping). It has **waited** while something else had
+to finish first: a loader process that has no batch ready (`queue`) or another process (`communication`).
 The seconds of a training process, worked and waited, add up to its step. Work done beside the step, in loader processes
 or threads that read ahead, is counted in full under its own phase and is not part of that sum; the step shows what it
 waited for it.
