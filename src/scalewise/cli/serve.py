@@ -29,8 +29,8 @@ def serve(
     scalewise serve runs
     scalewise serve runs --port 8700 --open
 
-    Only this machine can connect (127.0.0.1), and only with the token in the printed address. Nothing is written, nothing
-    outside the folder is read, and nothing in it is run. Ctrl-C ends it.
+    Only this machine can connect (127.0.0.1), and only with the token in the printed address. Nothing is written,
+    nothing outside the folder is read, and nothing in it is run. Ctrl-C ends it.
 
     Parameters
     ----------

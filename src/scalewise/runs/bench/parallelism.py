@@ -57,7 +57,7 @@ def ways(device: DeviceName) -> dict[str, Placement]:
 
 @dataclass(frozen=True)
 class Row:
-    """One way; bytes are those of the process with the most. Without figures where the model cannot be split this way."""
+    """One way; bytes are those of the process with the most. No figures where the model cannot be split this way."""
 
     name: str
     reason: str | None = None  # why it is not possible

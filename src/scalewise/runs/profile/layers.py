@@ -3,7 +3,8 @@
 Forward, every module has hooks. Backward, autograd's nodes carry numbers that count up as forward creates them, so a
 node's number says in which module's forward it was made; a hook before each node at which the module changes marks
 when backward reaches it. That sees in-place operations, views and operations outside any layer, which torch's own
-backward hooks for modules do not. A CPU runs the nodes from the highest number down (autograd's own priority), one at a time.
+backward hooks for modules do not. A CPU runs the nodes from the highest number down (autograd's
+own priority), one at a time.
 """
 
 from __future__ import annotations
