@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from scalewise.cli import bench_view
+from scalewise.cli.flags import Json, Quiet
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, leave_page, print_document, whole_numbers
 from scalewise.engine.placement import DeviceName
 from scalewise.present.live import StatusView
@@ -26,8 +27,8 @@ def devices(
     *,
     quick: Annotated[bool, Parameter(negative=())] = False,
     out: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
-    json: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
-    quiet: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Time operations and a small training on the CPU at 1, 2, … threads and on every accelerator here.
 
@@ -42,10 +43,6 @@ def devices(
         A quarter of the time, about 20 s.
     out: Path | None
         Folder of the result; by default runs/bench-devices-<time>.
-    json: bool
-        Print one JSON document on stdout.
-    quiet: bool
-        Draw nothing.
     """
     view = StatusView(quiet)
     with contextlib.redirect_stdout(sys.stderr):
@@ -66,8 +63,8 @@ def collectives(
     rate: Annotated[str | None, Parameter(group=PLACEMENT)] = None,
     device: Annotated[DeviceName, Parameter(group=PLACEMENT)] = "auto",
     out: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
-    json: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
-    quiet: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Time how fast processes exchange data, and write the link profile that `plan` reads.
 
@@ -91,10 +88,6 @@ def collectives(
     out: Path | None
         Folder of the result, link.json in it; by default runs/bench-collectives-<time>. A name that ends in .json is
         where the link profile goes as well.
-    json: bool
-        Print one JSON document on stdout.
-    quiet: bool
-        Draw nothing.
     """
     view = StatusView(quiet)
     with contextlib.redirect_stdout(sys.stderr):

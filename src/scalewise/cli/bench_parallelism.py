@@ -11,9 +11,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from scalewise.cli.bench import finish
+from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings, TaskName
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags
 from scalewise.cli.parallelism_view import parallelism_screen
-from scalewise.engine.placement import DeviceName
 from scalewise.present.live import StatusView
 
 WITHOUT = ("threads", "epochs", "steps", "schedule", "warmup_epochs", "patience", "target", "compile")
@@ -22,19 +22,19 @@ ROUNDS = 7
 
 
 def parallelism(
-    task: str,
+    task: TaskName,
     /,
     *,
     flags: Annotated[RecipeFlags, Parameter(name="*")] = RecipeFlags(),  # type: ignore[valid-type]  # noqa: B008
-    set: Annotated[list[str] | None, Parameter(negative=())] = None,
+    set: Settings = None,
     rounds: int = ROUNDS,
-    data: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
+    data: DataFolder = None,
     processes: Annotated[int, Parameter(group=PLACEMENT)] = 2,
-    device: Annotated[DeviceName, Parameter(group=PLACEMENT)] = "auto",
+    device: Device = "auto",
     link: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
     out: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
-    json: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
-    quiet: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Compare data parallelism, sharded optimizer, server, fsdp, pipeline and tensor on a task.
 
@@ -45,26 +45,14 @@ def parallelism(
 
     Parameters
     ----------
-    task: str
-        A built-in name, path/to/file.py (its task() function), or package.module:function.
-    set: list[str] | None
-        name=value for the task's function; may be repeated.
     rounds: int
         How often every way is timed; its median counts.
-    data: Path | None
-        Folder of the task's data files.
     processes: int
         How many, at least 2. By default one worker each, with four micro batches.
-    device: DeviceName
-        Kind of device.
     link: Path | None
         A link profile, as `bench collectives` writes it, to estimate the exchange with.
     out: Path | None
         Folder of the result; by default runs/bench-parallelism-<time>.
-    json: bool
-        Print one JSON document on stdout.
-    quiet: bool
-        Draw nothing.
     """
     view = StatusView(quiet or os.environ.get("RANK", "0") != "0")
     with contextlib.redirect_stdout(sys.stderr):

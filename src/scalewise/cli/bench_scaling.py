@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from scalewise.cli import bench_view
 from scalewise.cli.bench import finish
+from scalewise.cli.flags import DataFolder, Device, Json, Loaders, Quiet, Reduce, Settings, ShardOptimizer, TaskName
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, whole_numbers
-from scalewise.engine.placement import DeviceName, ReduceName
 from scalewise.present.live import StatusView
 
 DERIVED_HERE = ("workers", "threads", "epochs", "steps", "schedule", "lr_rule", "warmup_epochs", "patience", "target")
@@ -20,7 +20,7 @@ RecipeFlags = recipe_flags(__name__, without=DERIVED_HERE)
 
 
 def scaling(
-    task: str,
+    task: TaskName,
     /,
     *,
     processes: str,
@@ -30,17 +30,17 @@ def scaling(
     threads: int = 1,
     seconds: float = 25.0,
     flags: Annotated[RecipeFlags, Parameter(name="*")] = RecipeFlags(),  # type: ignore[valid-type]  # noqa: B008
-    set: Annotated[list[str] | None, Parameter(negative=())] = None,
-    data: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
+    set: Settings = None,
+    data: DataFolder = None,
     hosts: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
     rate: Annotated[str | None, Parameter(group=PLACEMENT)] = None,
-    device: Annotated[DeviceName, Parameter(group=PLACEMENT)] = "auto",
-    reduce: Annotated[ReduceName, Parameter(group=PLACEMENT)] = "ordered",
-    shard_optimizer: Annotated[bool, Parameter(group=PLACEMENT, negative=())] = False,
-    loaders: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
+    device: Device = "auto",
+    reduce: Reduce = "ordered",
+    shard_optimizer: ShardOptimizer = False,
+    loaders: Loaders = None,
     out: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
-    json: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
-    quiet: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Train on one number of processes after another, in interleaved rounds: speed, efficiency, what was lost where.
 
@@ -49,8 +49,6 @@ def scaling(
 
     Parameters
     ----------
-    task: str
-        A built-in name, path/to/file.py (its task() function), or package.module:function.
     processes: str
         How many, as in 1,2,4; each is compared with the fewest.
     weak: bool
@@ -64,28 +62,12 @@ def scaling(
         Computing threads of each process, the same for all.
     seconds: float
         How long to time, in rounds; three rounds at least. Starting the processes comes on top.
-    set: list[str] | None
-        name=value for the task's function; may be repeated.
-    data: Path | None
-        Folder of the task's data files, looked in before $SCALEWISE_DATA and the usual caches; downloads go there.
     hosts: int | None
         Spread the processes over N network namespaces of this machine (Linux, root).
     rate: str | None
         What each host's link carries, as tc writes it: 100mbit, 1gbit.
-    device: DeviceName
-        Kind of device.
-    reduce: ReduceName
-        How gradients are summed: ordered and server are exact, allreduce is the backend's own.
-    shard_optimizer: bool
-        Each process updates, and keeps optimizer state for, its part of the parameters.
-    loaders: int | None
-        Loader processes of each process, for data that are not in memory.
     out: Path | None
         Folder of the result; by default runs/bench-scaling-<time>.
-    json: bool
-        Print one JSON document on stdout.
-    quiet: bool
-        Draw nothing.
     """
     view = StatusView(quiet)
     with contextlib.redirect_stdout(sys.stderr):

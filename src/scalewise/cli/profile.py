@@ -9,32 +9,32 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from scalewise.cli.flags import DataFolder, Device, Json, Loaders, Quiet, Reduce, Settings, ShardOptimizer, TaskName
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, leave_page, print_document, recipe_flags
 from scalewise.cli.profile_view import screen
-from scalewise.engine.placement import DeviceName, ReduceName
 from scalewise.present import terminal
 
 RecipeFlags = recipe_flags(__name__, without=("target", "patience", "steps"))
 
 
 def profile(
-    task: str,
+    task: TaskName,
     /,
     *,
     flags: Annotated[RecipeFlags, Parameter(name="*")] = RecipeFlags(),  # type: ignore[valid-type]  # noqa: B008
-    set: Annotated[list[str] | None, Parameter(negative=())] = None,
+    set: Settings = None,
     recipe: Path | None = None,
     steps: int | None = None,
-    data: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
+    data: DataFolder = None,
     processes: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
-    device: Annotated[DeviceName, Parameter(group=PLACEMENT)] = "auto",
-    reduce: Annotated[ReduceName, Parameter(group=PLACEMENT)] = "ordered",
-    shard_optimizer: Annotated[bool, Parameter(group=PLACEMENT, negative=())] = False,
+    device: Device = "auto",
+    reduce: Reduce = "ordered",
+    shard_optimizer: ShardOptimizer = False,
     noise: Annotated[bool, Parameter(group=PLACEMENT)] = True,
-    loaders: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
+    loaders: Loaders = None,
     out: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
-    json: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
-    quiet: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Where a step's time goes: 15 phases, layer by layer, on one process or several.
 
@@ -50,35 +50,17 @@ def profile(
 
     Parameters
     ----------
-    task: str
-        A built-in name, path/to/file.py (its task() function), or package.module:function.
-    set: list[str] | None
-        name=value for the task's function; may be repeated.
     recipe: Path | None
         A JSON file to start from instead of the task's own recipe.
     steps: int | None
         Steps to look at; by default enough for a steady picture. The same number is taken without the profiler,
         interleaved, to see what it costs.
-    data: Path | None
-        Folder of the task's data files, looked in before $SCALEWISE_DATA and the usual caches; downloads go there.
     processes: int | None
         Operating-system processes, 1 to workers; by default as many as fit the machine.
-    device: DeviceName
-        Kind of device.
-    reduce: ReduceName
-        How gradients are summed.
-    shard_optimizer: bool
-        Each process updates its part of the parameters.
     noise: bool
         Measure the noise scale, as training does.
-    loaders: int | None
-        Loader processes of each process, for data that are not in memory; by default the cores shared out, at most 8.
     out: Path | None
         Folder for profile.json and trace.json; by default runs/profile-<task>-<time>.
-    json: bool
-        Print one JSON document on stdout.
-    quiet: bool
-        Draw nothing.
     """
     view = terminal.console(quiet)
 
