@@ -17,7 +17,9 @@ import scalewise as sw
 from conftest import environment
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
+from scalewise.errors import UsageError
 from scalewise.runs.processes import answer
+from scalewise.runs.profile import profile
 from scalewise.runs.profile.layers import Layers
 from scalewise.runs.profile.profiler import profiled as profiling
 from scalewise.runs.profile.result import OTHER, PHASES
@@ -243,6 +245,17 @@ def test_of_a_compiled_model_the_whole_is_seen():
     recorder.close()
     labels = [span.label for span in spans(recorder.take()[0].events) if not span.label.hidden]
     assert labels == [Label("backward", "(loss)"), Label("backward", "")]
+
+
+def test_python_profiles_a_task_into_a_folder(tmp_path):
+    said = []
+    outcome = profile(residual(), steps=2, workers=2, out=tmp_path / "run", notify=said.append)
+    assert json.loads((tmp_path / "run" / "profile.json").read_text()) == json.loads(json.dumps(outcome.to_json()))
+    assert (outcome.profile.setting.workers, outcome.profile.setting.processes, outcome.profile.steps) == (2, 1, 2)
+    assert "with the profiler" in said[0]
+    with pytest.raises(UsageError, match="several processes need a task that each of them can load"):
+        profile(residual(), workers=2, processes=2, out=tmp_path / "two")
+    assert not (tmp_path / "two").exists()
 
 
 @pytest.fixture(scope="module")

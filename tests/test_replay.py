@@ -9,6 +9,7 @@ import pytest
 
 from conftest import environment
 from scalewise.records import read
+from scalewise.runs import bisect, replay
 
 FLAGS = ["--workers", 2, "--recipe", "plain", "--steps", 24, "--checkpoint-steps", 10]
 FLAGS += ["--processes", 1, "--quiet"]
@@ -72,6 +73,14 @@ def test_a_step_is_computed_again_bit_for_bit(scalewise_here, run, step, start):
     mean = sum(one["loss"] * one["weight"] for one in found["workers"]) / sum(one["weight"] for one in found["workers"])
     assert mean == pytest.approx(recorded["loss"])
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_python_replays_and_bisects(run, tmp_path):
+    found = replay.replay(run, step=7)
+    assert (found.run, found.matches, found.trained_steps) == (run, True, 6)
+    shutil.copytree(run, tmp_path / "other")
+    same = bisect.bisect(run, tmp_path / "other")
+    assert (same.comparison.differ, same.recomputed) == (False, None)
 
 
 def test_a_record_that_does_not_come_out_again_is_said(scalewise_here, run):

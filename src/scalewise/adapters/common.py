@@ -1,4 +1,4 @@
-"""A method of a user's object as a module of its own, so that hooks see its calls."""
+"""What adapters share: a method as a module that hooks can see, a recipe from an optimizer, data as a task takes them."""
 
 from __future__ import annotations
 
