@@ -1,4 +1,4 @@
-"""What adapters share: a method as a module that hooks can see, a recipe from an optimizer, data as a task takes them."""
+"""What adapters share: a method as a module that hooks see, a recipe from an optimizer, data as a task takes them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.errors import UsageError
 from scalewise.present import terminal
 
 
@@ -40,15 +39,11 @@ def report(
     quiet: bool
         Draw nothing.
     """
-    from scalewise.present.page import FILE, page
-    from scalewise.records import write_atomically
+    from scalewise.present import page
 
     if os.environ.get("RANK", "0") != "0":
         return 0  # one process of a job writes
-    path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
-    made = page(runs)
-    _check_writable(path)
-    write_atomically(path, made)
+    path = page.report(runs, out)
     if json:
         print(to_json.dumps({"report": str(path), "runs": [str(run) for run in runs], "bytes": path.stat().st_size}))
     terminal.console(quiet).print(f"report {path} ({path.stat().st_size / 1000:,.0f} kB)", markup=False)
@@ -57,19 +52,3 @@ def report(
 
         webbrowser.open(path.resolve().as_uri())
     return 0
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse a place where no page can be written, or where something else than a page is."""
-    from scalewise.present.page import is_page
-
-    if path.is_dir():
-        raise UsageError(f"--out must be a file, got the folder {path}; write --out {path / 'report.html'}")
-    if not path.parent.is_dir():
-        raise UsageError(f"--out {path}: the folder {path.parent} does not exist; create it first")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path.parent} is not writable; name another file with --out")
-    if path.exists() and not is_page(path):
-        raise UsageError(
-            f"--out must be a new file or a page of scalewise, got {path}, which is neither; choose another"
-        )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as to_json
-import secrets
 import signal
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.errors import Interrupted, RunFolderError, UsageError
+from scalewise.errors import Interrupted
 from scalewise.present import terminal
 
 
@@ -45,17 +43,9 @@ def serve(
     quiet: bool
         Draw nothing.
     """
-    from scalewise.present.serving.library import Library
-    from scalewise.present.serving.server import ADDRESS, Server
+    from scalewise.present.serving import server
 
-    if not folder.is_dir():
-        raise RunFolderError(f"serve needs a folder of runs, found no folder {folder}; check the path")
-    if not 0 <= port <= 65535:
-        raise UsageError(f"--port must be between 0 (any that is free) and 65535, got {port}")
-    token = secrets.token_urlsafe(24)
-
-    def ready(bound: int) -> None:
-        address = f"http://{ADDRESS}:{bound}/{token}/"
+    def ready(address: str) -> None:
         if json:
             print(to_json.dumps({"url": address, "folder": str(folder)}), flush=True)
         console = terminal.console(quiet)
@@ -66,8 +56,5 @@ def serve(
 
             webbrowser.open(address)
 
-    try:
-        number = asyncio.run(Server(Library(folder), token).run(port, ready))
-    except OSError as error:
-        raise UsageError(f"--port {port} cannot be used: {error.strerror}; choose another, or none") from None
+    number = server.serve(folder, port, ready)
     raise Interrupted(f"{signal.Signals(number).name} ended the server", number)

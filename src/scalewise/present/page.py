@@ -6,6 +6,7 @@ import base64
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -18,6 +19,7 @@ from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup
 
 from scalewise import __version__
+from scalewise.errors import UsageError
 from scalewise.present.charts import dot
 from scalewise.present.folders import Run, read_run
 from scalewise.present.stories.bench import benching_story
@@ -153,8 +155,33 @@ def write(folders: Sequence[Path], path: Path) -> None:
     write_atomically(path, page(folders))
 
 
+def report(runs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page of some run folders; by default report.html in the folder, or in the working folder for several.
+
+    Refuses a place where no page can be written, or that holds something other than a page.
+    """
+    path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
+    made = page(runs)
+    _check_writable(path)
+    write_atomically(path, made)
+    return path
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"--out must be a file, got the folder {path}; write --out {path / FILE}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--out {path}: the folder {path.parent} does not exist; create it first")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path.parent} is not writable; name another file with --out")
+    if path.exists() and not is_page(path):
+        raise UsageError(
+            f"--out must be a new file or a page of scalewise, got {path}, which is neither; choose another"
+        )
+
+
 def is_page(path: Path) -> bool:
-    """Whether a file is a page that `write` wrote, and may be written anew."""
+    """Whether a file is a page that `write` wrote, and may be overwritten."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import hmac
 import resource
+import secrets
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+from scalewise.errors import RunFolderError, UsageError
 from scalewise.present import page
 from scalewise.present.serving.library import Library
 from scalewise.present.serving.requests import (
@@ -30,6 +33,26 @@ BACKLOG = 2048
 SPARE_FILES = 64
 
 Names = tuple[str, ...]
+
+
+def serve(folder: Path, port: int, ready: Callable[[str], None]) -> int:
+    """Serve the runs in a folder until a signal arrives; returns its number.
+
+    Arguments:
+        folder: of run folders.
+        port: where to listen; 0 for any that is free.
+        ready: receives the address, with its token, once it is served.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(f"serve needs a folder of runs, found no folder {folder}; check the path")
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port must be between 0 (any that is free) and 65535, got {port}")
+    token = secrets.token_urlsafe(24)
+    server = Server(Library(folder), token)
+    try:
+        return asyncio.run(server.run(port, lambda bound: ready(f"http://{ADDRESS}:{bound}/{token}/")))
+    except OSError as error:
+        raise UsageError(f"--port {port} cannot be used: {error.strerror}; choose another, or none") from None
 
 
 class Channel:
