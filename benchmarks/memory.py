@@ -18,9 +18,9 @@ import scalewise as sw
 from report import Conditions, conditions
 from scalewise.engine.placement import Placement
 from scalewise.recipe import Recipe
-from scalewise.runs.measure.memory.budget import parse_bytes, show_bytes
-from scalewise.runs.measure.memory.children import Children
+from scalewise.runs.measure.memory import parse_bytes, show_bytes
 from scalewise.runs.measure.memory.largest import MemoryReport, largest_worker_batch
+from scalewise.runs.measure.memory.trials import Children
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,9 @@ import numpy as np
 from scipy.optimize import least_squares
 
 import scalewise as sw
+from scalewise.engine.processes.job import Job, Start
 from scalewise.plan.links import Link
 from scalewise.runs.bench.hosts import hosts, limit
-from scalewise.runs.bench.jobs import Job
-from scalewise.runs.bench.work import Start
 
 if TYPE_CHECKING:
     from scalewise.engine.processes.team import Team

@@ -21,9 +21,9 @@ from scalewise.runs.bench import cnn, devices
 from scalewise.runs.bench.collectives import EXCHANGES, NAMES, bus_factor
 from scalewise.runs.bench.common import topology
 from scalewise.runs.bench.hosts import reason_unavailable
-from scalewise.runs.bench.jobs import Job
+from scalewise.engine.processes.job import Job
 from scalewise.runs.bench.operations import OPERATIONS, Place, missing, places
-from scalewise.runs.bench.work import Start
+from scalewise.engine.processes.job import Start
 from scalewise.runs.measure import throughput
 
 REASON = reason_unavailable()

@@ -35,12 +35,11 @@ MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "job
 CALLS = {"eval", "exec", "torch.load", "pickle.load", "pickle.loads", "yaml.load", "np.load", "numpy.load"}
 # What processes of one job hand to each other; no file that came from elsewhere is read by these.
 BETWEEN_OWN_PROCESSES = {
-    "bench/work.py",
+    "engine/processes/job.py",
     "horovod/__init__.py",
     "horovod/torch/elastic/state.py",
     "horovod/torch/functions.py",
-    "measure/memory/children.py",
-    "measure/memory/trial.py",
+    "runs/measure/memory/trials.py",
 }
 
 

@@ -16,10 +16,10 @@ from scalewise.engine.placement import Placement, loader_processes
 from scalewise.engine.processes.memory import Free, free_memory, is_out_of_memory
 from scalewise.errors import Failed, ProcessFailed, TaskError, TooLittleMemory, UsageError
 from scalewise.runs.measure.memory import largest as memory
-from scalewise.runs.measure.memory.budget import parse_bytes, show_bytes
-from scalewise.runs.measure.memory.children import Children, worst
-from scalewise.runs.measure.memory.jobs import Job, Note, Parts
+from scalewise.runs.measure.memory import parse_bytes, show_bytes
 from scalewise.runs.measure.memory.largest import fit_line, largest_fitting, largest_worker_batch
+from scalewise.runs.measure.memory.steps import Job, Note, Parts
+from scalewise.runs.measure.memory.trials import Children, worst
 
 MB = 1_000_000
 BUDGET = 600 * MB
@@ -245,7 +245,7 @@ RUNNING = Note(baseline=200 * MB)
     [
         ([Note("out of memory"), Note("failed", message="lost", exit_code=1, lost_contact=True)], 1, "", 0),
         ([RUNNING, RUNNING], -signal.SIGKILL, "", 0),
-        ([RUNNING], 1, "exitcode: -9\ntraceback : Signal 9 (SIGKILL) received by PID 7", 0),
+        ([RUNNING], -signal.SIGKILL, "", 0),
         ([RUNNING, RUNNING], -signal.SIGSEGV, "", 700 * MB),
         ([RUNNING, RUNNING], -signal.SIGABRT, "terminate called after throwing an instance of 'std::bad_alloc'", 0),
     ],

@@ -15,7 +15,7 @@ from scalewise.cli.flags import Json, Quiet
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, leave_page, print_document, whole_numbers
 from scalewise.engine.placement import DeviceName
 from scalewise.present.live import StatusView
-from scalewise.runs.measure.memory.budget import parse_bytes
+from scalewise.runs.measure.memory import parse_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

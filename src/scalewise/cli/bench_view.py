@@ -11,7 +11,7 @@ from rich.text import Text
 
 from scalewise.cli.measure_view import HEIGHTS, bar, heights, small_table
 from scalewise.present.words import rough, seconds
-from scalewise.runs.measure.memory.budget import show_bytes
+from scalewise.runs.measure.memory import show_bytes
 from scalewise.stats.timing import Estimate
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from scalewise.errors import Interrupted, ScalewiseError, TargetMissed, TooLittl
 from scalewise.present.live import StatusView
 from scalewise.recipe import Recipe, resolve
 from scalewise.runs.measure import wanted as folders
-from scalewise.runs.measure.memory.budget import parse_bytes
+from scalewise.runs.measure.memory import parse_bytes
 from scalewise.runs.measure.wanted import Part, Request, Verify, Wanted
 from scalewise.runs.request import compiles, resumed_folder
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from scalewise.cli.measure_sentence import percent, percents, rough, sentence, with_interval, worth
 from scalewise.present.terminal import blocks
 from scalewise.present.words import number, seconds
-from scalewise.runs.measure.memory.budget import show_bytes
+from scalewise.runs.measure.memory import show_bytes
 
 if TYPE_CHECKING:
     from scalewise.runs.measure.critical.branch import BranchReport

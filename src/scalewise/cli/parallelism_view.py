@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from scalewise.cli.measure_view import small_table
-from scalewise.runs.measure.memory.budget import show_bytes
+from scalewise.runs.measure.memory import show_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,21 +10,13 @@ Horovod's own names.
 from __future__ import annotations
 
 import pickle
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scalewise.engine.processes.signals import restored
-from scalewise.errors import PlacementError, UsageError
+from scalewise.engine.processes.job import call
+from scalewise.errors import PlacementError, ProcessFailed, UsageError
 from scalewise.horovod.operations import HorovodInternalError
 from scalewise.horovod.unsupported import explain_imports
-
-REPLACED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-)  # torch's agent leaves its own handlers
 
 __version__ = "0.28.1"  # of the interface: scripts compare it
 HERE = ("localhost", "127.0.0.1")
@@ -55,25 +47,10 @@ def run(
             f"run() starts processes on this machine only, got {found}; start the script on each machine with "
             f"torchrun --nnodes"
         )
-    call = _packed(func, args, kwargs or {})
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        run_id="scalewise-horovod",
-        max_restarts=0,
-    )
     try:
-        with restored(REPLACED):
-            results: dict[int, Any] = elastic_launch(config, _call)(call)
-    except ChildFailedError as error:
+        return call(_unpacked, _packed(func, args, kwargs or {}), processes)
+    except ProcessFailed as error:
         raise HorovodInternalError(f"run() must call a function that ends on every process, got {error}") from error
-    return [results[rank] for rank in sorted(results)]
 
 
 def _packed(func: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
@@ -86,6 +63,6 @@ def _packed(func: Callable[..., Any], args: Sequence[object], kwargs: Mapping[st
         ) from None
 
 
-def _call(call: bytes) -> Any:  # noqa: ANN401
+def _unpacked(call: bytes) -> Any:  # noqa: ANN401
     func, args, kwargs = pickle.loads(call)
     return func(*args, **kwargs)

@@ -24,7 +24,7 @@ from scalewise.plan.jobs import IN_CONTAINERS, Job, System, command, job_file
 from scalewise.plan.records import Known, TaskFacts, read_records
 from scalewise.records import finite, save_document, write_atomically
 from scalewise.runs.compare.rows import chosen_workers
-from scalewise.runs.measure.memory.budget import parse_bytes
+from scalewise.runs.measure.memory import parse_bytes
 from scalewise.runs.request import (
     Begun,
     Notice,

@@ -16,8 +16,8 @@ from scalewise.engine.processes.last_words import leave_exit_report
 from scalewise.engine.processes.launch import end_with_launcher
 from scalewise.engine.processes.team import Team, joined
 from scalewise.errors import LostContact, ScalewiseError, UsageError
-from scalewise.runs.bench.jobs import Job
-from scalewise.runs.bench.work import Start
+from scalewise.engine.processes.job import Job
+from scalewise.engine.processes.job import Start
 from scalewise.runs.request import Notify
 from scalewise.tasks.task import Origin, Task
 

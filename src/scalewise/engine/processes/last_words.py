@@ -12,13 +12,13 @@ from pathlib import Path
 
 import psutil
 
-from scalewise.engine.processes import heartbeat
-from scalewise.engine.processes.signals import deferred
+from scalewise.engine.processes import heartbeat, signals
 from scalewise.errors import Failed, ProcessFailed, ScalewiseError
 from scalewise.files import read_bytes
 from scalewise.records import write_atomically
 
-FOLDER = "SCALEWISE_OUTCOME"  # the folder in which a process leaves what the launching one should say
+FOLDER = "SCALEWISE_OUTCOME"  # variable: the folder in which a process leaves what the launching one should say
+LAUNCHER = "SCALEWISE_LAUNCHER"  # variable: the pid of the launching process
 BROKEN = "broken"  # there when a process has died and the others should end
 DOCUMENT = "document"  # what the launching process prints in the end
 SAID = ".said"  # in a run's folder: to whom its document was printed
@@ -61,7 +61,7 @@ def print_once(text: str, run: Path) -> None:
     agent, said = _agent(), run / SAID
     if agent is not None and _said(said) == agent:
         return
-    with deferred():  # both of these, or neither
+    with signals.deferred():  # both of these, or neither
         print(text, file=sys.__stdout__, flush=True)
         if agent is not None:
             with suppress(OSError):
@@ -132,8 +132,8 @@ def failure(folder: Path, codes: Mapping[int, int], advice: str) -> ScalewiseErr
         if path.exists():
             message, stack = json.loads(path.read_text())
             return ProcessFailed(f"{message}{_where(folder, rank)}{then}{_indented('its Python stack', stack)}")
-        how = f"was killed by {signal.Signals(number).name}{_where(folder, rank)}"
-        return ProcessFailed(f"process {rank} {how}{then}{_last_lines(folder, rank)}")
+        how = f"{how_it_ended(-number)}{_where(folder, rank)}"
+        return ProcessFailed(f"process {rank} {how}{then}{last_lines(_log(folder, rank))}")
     told = [report for _, report in sorted(reports.items()) if report["exit_code"] and not report["lost_contact"]]
     told.sort(key=lambda report: report["exit_code"] in (130, 143))
     if told:
@@ -142,7 +142,7 @@ def failure(folder: Path, codes: Mapping[int, int], advice: str) -> ScalewiseErr
     if unsaid:
         rank, code = min(unsaid.items())
         where = _where(folder, rank)
-        return ProcessFailed(f"process {rank} ended with exit code {code}{where}{then}{_last_lines(folder, rank)}")
+        return ProcessFailed(f"process {rank} {how_it_ended(code)}{where}{then}{last_lines(_log(folder, rank))}")
     lost = [str(report["message"]) for report in reports.values() if report["lost_contact"]]
     return ProcessFailed(f"{lost[0] if lost else 'a process was stopped'}{then}")
 
@@ -152,13 +152,37 @@ def _where(folder: Path, rank: int) -> str:
     return f" after step {last.step}" if last is not None and last.step else ""
 
 
-def _last_lines(folder: Path, rank: int) -> str:
-    """The last things a process said, indented under the message."""
+def _log(folder: Path, rank: int) -> str:
+    """What a process has printed since it was last started."""
     logs = [path for path in folder.rglob("stderr.log") if path.parent.name == str(rank)]
     newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
-    lines = [line for line in newest.read_text(errors="replace").splitlines() if line.strip()] if newest else []
+    return newest.read_text(errors="replace") if newest else ""
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words, negative for a signal.
+
+    >>> how_it_ended(-9), how_it_ended(7)
+    ('was killed by SIGKILL', 'ended with exit code 7')
+    """
+    return f"was killed by {signals.name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
+def last_lines(printed: str) -> str:
+    """The last lines that a process printed, indented, to follow a message; nothing if it printed nothing."""
+    lines = [line for line in printed.splitlines() if line.strip()]
     return _indented("its last lines", lines[-LAST_LINES:])
 
 
 def _indented(what: str, lines: list[str]) -> str:
     return "".join([f", {what}:", *(f"\n  {line}" for line in lines)]) if lines else ""
+
+
+def redirect_output(log: Path) -> None:
+    """Write what this process prints, and what its libraries print, into a file from now on."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -23,10 +23,9 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from scalewise.engine.processes import heartbeat, last_words
 from scalewise.engine.processes.fork_server import ForkServer, forking_from, set_name
 from scalewise.engine.processes.heartbeat import FILE, HEARTBEAT, disconnect
-from scalewise.engine.processes.last_words import FOLDER
+from scalewise.engine.processes.last_words import FOLDER, LAUNCHER
 from scalewise.errors import Failed, ProcessFailed
 
-LAUNCHER = "SCALEWISE_LAUNCHER"  # the number of the launching process
 PROCESS = "scalewise-{rank}"  # its name, where processes are listed
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.2

@@ -23,9 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Generic, Protocol, Self, TypeVar
 
+from scalewise.engine.processes.last_words import how_it_ended, last_lines, redirect_output
 from scalewise.engine.processes.signals import Stop
-
-LAST_LINES = 10
 
 JobT = TypeVar("JobT")
 JobToDo = TypeVar("JobToDo", contravariant=True)
@@ -154,17 +153,9 @@ class Pool(Generic[JobT, MessageT]):
         code = member.process.exitcode or 0
         if self.stopping:
             return self._work.stopped(job)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        reason = f"{member.process.name} (pid {member.process.pid}) {how}{_last_lines(member.log)}"
+        said = member.log.read_text(errors="replace") if member.log.is_file() else ""
+        reason = f"{member.process.name} (pid {member.process.pid}) {how_it_ended(code)}{last_lines(said)}"
         return self._work.died(job, reason)
-
-
-def _last_lines(log: Path) -> str:
-    """The last things a process said, indented under the message."""
-    if not log.is_file():
-        return ""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return "".join([", its last lines:", *(f"\n  {line}" for line in lines[-LAST_LINES:])]) if lines else ""
 
 
 def _remove_if_empty(log: Path) -> None:
@@ -185,7 +176,7 @@ def _serve(connection: Connection, work: Work[JobT, MessageT], log: Path) -> Non
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, ask)
-    speak_into(log)
+    redirect_output(log)
     _end_with_parent()
 
     def send(message: MessageT) -> None:
@@ -197,16 +188,6 @@ def _serve(connection: Connection, work: Work[JobT, MessageT], log: Path) -> Non
             job: JobT = connection.recv()
             idle.clear()
             connection.send((True, work.perform(job, send, stop)))
-
-
-def speak_into(log: Path) -> None:
-    """Send whatever a task or a library prints into a file: the terminal shows the table."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
 
 
 def _end_with_parent() -> None:

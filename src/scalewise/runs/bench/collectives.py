@@ -41,8 +41,9 @@ from scalewise.runs.bench.common import (
     stored,
     topology,
 )
-from scalewise.runs.bench.jobs import Job, check_counts, taking_turns
-from scalewise.runs.bench.work import Start
+from scalewise.engine.processes.job import Job
+from scalewise.runs.bench.hosts import check_counts, interleaved
+from scalewise.engine.processes.job import Start
 from scalewise.runs.request import Notify
 from scalewise.stats.timing import Cost, Estimate, fit, median_interval, rounds
 
@@ -232,7 +233,7 @@ def measure_collectives(
     machine = topology()
     starts = {count: Start(Exchanging(), count, threads=1, device=device) for count in processes}
     notify(f"collectives: starting {', '.join(map(str, processes))} processes")
-    with taking_turns(starts, hosts, rate) as jobs:
+    with interleaved(starts, hosts, rate) as jobs:
         cases = {
             count: [_calibrated(job, name, size) for name in NAMES for size in sizes] for count, job in jobs.items()
         }

@@ -14,10 +14,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from scalewise.engine.processes.job import Job, Start
 from scalewise.errors import PlacementError
 
 SUBNET = "198.18.0"  # reserved for measuring networks (RFC 2544): no real machine or name server has such an address
@@ -144,4 +146,41 @@ def _run(*words: str) -> None:
         raise PlacementError(
             f"making hosts needs `{shlex.join(words)}` to succeed, got: {done.stderr.strip()}; "
             "run as root (in a container with CAP_NET_ADMIN and CAP_SYS_ADMIN), with a rate that tc knows"
+        )
+
+
+@contextmanager
+def interleaved(
+    starts: Mapping[int, Start], host_count: int | None = None, rate: str | None = None
+) -> Iterator[dict[int, Job[Any, Any]]]:
+    """Jobs by their number of processes, all alive at once; on this machine, or spread over hosts with slow links.
+
+    Arguments:
+        starts: by the number of processes.
+        host_count, rate: how many hosts share the processes, and what each one's link carries.
+    """
+    with ExitStack() as stack:
+        machines = [] if host_count is None else stack.enter_context(hosts(host_count, rate))
+        jobs = {}
+        for number, (processes, start) in enumerate(starts.items()):
+            chosen = machines[: min(processes, len(machines))]
+            placed = replace(start, addresses=tuple(host.address for host in chosen), number=number)
+            jobs[processes] = stack.enter_context(Job[Any, Any](placed, chosen))
+        yield jobs
+
+
+def check_counts(counts: Sequence[int], smallest: int, host_count: int | None) -> None:
+    """Refuse numbers of processes that cannot be, or that the hosts cannot share evenly."""
+    wrong = [count for count in counts if count < smallest]
+    if wrong or not counts or len(set(counts)) < len(counts):
+        shown = ",".join(map(str, counts)) or "none"
+        raise PlacementError(f"processes must be different whole numbers from {smallest} on, got {shown}; change them")
+    if host_count is None:
+        return
+    if host_count < 2:
+        raise PlacementError(f"hosts must be at least 2, to have a link between them, got {host_count}; change --hosts")
+    uneven = [count for count in counts if count % min(count, host_count)]
+    if uneven:
+        raise PlacementError(
+            f"processes must spread evenly over hosts, got {uneven[0]} on {host_count}; use multiples of --hosts"
         )

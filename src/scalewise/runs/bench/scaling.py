@@ -24,8 +24,9 @@ from scalewise.runs.bench.common import (
     stored,
     topology,
 )
-from scalewise.runs.bench.jobs import Job, check_counts, taking_turns
-from scalewise.runs.bench.work import Start
+from scalewise.engine.processes.job import Job
+from scalewise.runs.bench.hosts import check_counts, interleaved
+from scalewise.engine.processes.job import Start
 from scalewise.runs.request import Notify
 from scalewise.stats.timing import Lost, Parts, efficiency_rounds, lost, median_interval, medians, parts_of_step, rounds
 from scalewise.tasks.load import load_task
@@ -258,7 +259,7 @@ def _measured(
         for count, recipe in recipes.items()
     }
     notify(f"scaling: starting {', '.join(map(str, processes))} processes")
-    with taking_turns(starts, hosts, rate) as jobs:
+    with interleaved(starts, hosts, rate) as jobs:
         steps = _calibrated(jobs, notify)
         taken: dict[int, list[list[Took]]] = {count: [] for count in processes}
         for number in rounds(MOST_ROUNDS, seconds):

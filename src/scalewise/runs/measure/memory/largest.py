@@ -3,7 +3,7 @@
 On a CPU the budget is what all processes of this machine may hold of their own together: Python, torch, the task's
 data, weights, gradients, optimizer state, activations and workspace; each process gets an equal share. Trials run in
 processes of their own under that limit, in which malloc gives back what is freed, as it does in training that has no
-room to keep it (engine/memory.py). On CUDA the budget is that of one device, and every process has one.
+room to keep it (engine/processes/memory.py). On CUDA the budget is that of one device, and every process has one.
 
     peak above the baseline = weights + gradients + optimizer state + saved activations × samples + workspace
 
@@ -26,10 +26,9 @@ from scalewise.engine.processes.memory import Free, free_memory
 from scalewise.engine.processes.team import choose_device
 from scalewise.errors import PlacementError, TooLittleMemory
 from scalewise.recipe import Recipe, resolve
-from scalewise.runs.measure.memory.budget import show_bytes
-from scalewise.runs.measure.memory.children import Children
-from scalewise.runs.measure.memory.cuda import OnDevice, free_on_device
-from scalewise.runs.measure.memory.jobs import Job, Note, Parts
+from scalewise.runs.measure.memory import show_bytes
+from scalewise.runs.measure.memory.steps import Job, Note, Parts
+from scalewise.runs.measure.memory.trials import Children, OnDevice, free_on_device
 from scalewise.tasks.task import Task
 
 Notify = Callable[[str], None]

@@ -1,23 +1,75 @@
-"""The engine's step at any worker batch, as it is in the middle of training, and the memory its parts need."""
+"""A trial's step: the engine's own at any worker batch, as it is in the middle of training, and what its parts need."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from scalewise.engine.data import streams
 from scalewise.engine.loop import Training
+from scalewise.engine.placement import Placement
 from scalewise.engine.sums.tree import fold_plan, share
 from scalewise.recipe import Recipe
-from scalewise.runs.measure.memory.jobs import Job, Parts
-from scalewise.tasks.task import Task
+from scalewise.tasks.task import Origin, Task
 
 WORKERS_OF_A_PROCESS = 2  # in a trial: they run one after another, so that a third one needs no more memory
 MOST_STEPS, QUIET_STEPS, RISE = 6, 1, 1.005  # a peak that rises by less in so many steps in a row has settled
 GROWTH_SHARE, GROWTH_BYTES = 4, 500_000_000  # doubling ends when the peak has risen by that part of the room or this
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to try.
+
+    task: where to load it from, or the pickled task.
+    recipe, placement, processes: as they are to be trained; the recipe is complete.
+    allowed: bytes that each process may hold of its own.
+    batch: samples at once through the model; None begins with the fewest and doubles them until the growth is known.
+    most: the most samples of interest.
+    """
+
+    task: Origin | bytes
+    recipe: Recipe
+    placement: Placement
+    processes: int
+    allowed: int
+    batch: int | None
+    most: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Bytes that a process needs whatever the worker batch, by counting, and those that backward keeps per sample."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    saved_per_sample: float
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a process tells of its trial.
+
+    ended: "running", "done", "out of memory" or "failed"; with `message` and `exit_code` when failed.
+    baseline: bytes of its own that it held before training: Python, torch and the task's data.
+    points: samples at once, and the peak above the baseline that they took.
+    smallest: the fewest samples that can go through the model at once.
+    parts: after a trace.
+    """
+
+    ended: str = "running"
+    baseline: int = 0
+    points: list[list[int]] = field(default_factory=list)
+    smallest: int = 1
+    parts: Parts | None = None
+    message: str = ""
+    exit_code: int = 0
+    lost_contact: bool = False
 
 
 def accumulates(recipe: Recipe) -> bool:
