@@ -21,9 +21,7 @@ def own_programs(monkeypatch):
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize(("planted", "code"), [("0", 0), ("7", 7), ("kill", -signal.SIGKILL)])
-def test_run_returns_the_exit_code_that_tells_most_and_what_was_printed(
-    tmp_path, monkeypatch, processes, planted, code
-):
+def test_run_returns_the_exit_code_and_the_output(tmp_path, monkeypatch, processes, planted, code):
     monkeypatch.setenv("RANK", "5")  # of a job that this process may be part of
     start = Start(None, processes, 1, entry="ending:end", forks=False, variables={"PLANTED": planted})
     found, said = run(start, tmp_path)

@@ -10,19 +10,43 @@ Horovod's own names.
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from scalewise.engine.processes.job import call
 from scalewise.errors import PlacementError, ProcessFailed, UsageError
 from scalewise.horovod.operations import HorovodInternalError
-from scalewise.horovod.unsupported import explain_imports
 
 __version__ = "0.28.1"  # of the interface: scripts compare it
 HERE = ("localhost", "127.0.0.1")
 FINDERS = ("hostfile", "host_discovery_script")
+PACKAGE = "scalewise.horovod."
+WAYS_OUT = {
+    "tensorflow": "scripts with Keras run on Keras 3 with torch: pip install 'scalewise[keras]', set "
+    "KERAS_BACKEND=torch, import keras instead of tensorflow.keras, and import scalewise.horovod.keras as hvd",
+    "mxnet": "MXNet itself has ended; scalewise.horovod.torch has the same functions for torch",
+    "runner": "torchrun starts the processes; scalewise.horovod.run() calls a function in several on this machine",
+    "spark": "start the script with torchrun or with Spark's TorchDistributor, and use scalewise.horovod.torch",
+    "ray": "start the script with torchrun or with Ray Train's TorchTrainer, and use scalewise.horovod.torch",
+}
 
-explain_imports()
+
+class Unsupported:
+    """Explains imports of the parts of Horovod that are not here; asked after every other finder."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Nothing, or the error that names the way out."""
+        part = name.removeprefix(PACKAGE).split(".")[0]
+        if name.startswith(PACKAGE) and part in WAYS_OUT:
+            raise ImportError(f"{name} does not exist; {WAYS_OUT[part]}", name=name)
+        return None
+
+
+sys.meta_path.append(Unsupported)
 
 
 def run(

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
-from scalewise.engine.processes.rendezvous import fresh_store
-from scalewise.engine.processes.team import choose_interface, leave, takes_part
+from scalewise.engine.processes.team import connect, leave, takes_part
 from scalewise.errors import PlacementError
 from scalewise.horovod import timeline
 from scalewise.horovod.negotiation import Description, Handle, Negotiator, Perform, Request
@@ -184,10 +182,13 @@ def init(
     if _job is not None:
         return
     owns = not dist.is_initialized()
-    if owns:
-        _connect()
+    if owns and takes_part():
+        connect(torch.cuda.is_available(), timeout=TIMEOUT)
+    elif owns:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)  # type: ignore[attr-defined]
     _job = _found(owns)
-    _tell_environment(_job)
+    for name in TORCHRUN:  # what Horovod's launcher sets: scripts read it
+        os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(_job, name))
     wanted = os.environ.get("HOROVOD_TIMELINE") or "DYNAMIC"  # which stands for start_timeline()
     if wanted != "DYNAMIC":
         start_timeline(wanted, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") == "1")
@@ -202,43 +203,18 @@ def init(
         _add_or_share(process_set)
 
 
-def _connect() -> None:
-    if not takes_part():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)  # type: ignore[attr-defined]
-        return
-    choose_interface()
-    store, place, size = next(iter(rendezvous("env://", timeout=timedelta(minutes=30))))
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    ours = fresh_store(store, place, size)  # neither an earlier start of the job nor an earlier init wrote there
-    dist.init_process_group(backend, store=ours, rank=place, world_size=size, timeout=TIMEOUT)
-
-
 def _found(owns_group: bool) -> _Job:
-    given = os.environ
     size = dist.get_world_size()
-    together = takes_part() and size > 1
+    given = os.environ if takes_part() and size > 1 else {}
     return _Job(
         rank=dist.get_rank(),
         size=size,
-        local_rank=int(given.get("LOCAL_RANK", "0")) if together else 0,
-        local_size=int(given.get("LOCAL_WORLD_SIZE", "1")) if together else 1,
-        cross_rank=int(given.get("GROUP_RANK", "0")) if together else 0,
-        cross_size=int(given.get("GROUP_WORLD_SIZE", "1")) if together else 1,
+        local_rank=int(given.get("LOCAL_RANK", "0")),
+        local_size=int(given.get("LOCAL_WORLD_SIZE", "1")),
+        cross_rank=int(given.get("GROUP_RANK", "0")),
+        cross_size=int(given.get("GROUP_WORLD_SIZE", "1")),
         owns_group=owns_group,
     )
-
-
-def _tell_environment(job: _Job) -> None:
-    """Set what Horovod's launcher sets: scripts read it."""
-    for name in TORCHRUN:
-        os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(job, name))
-
-
-def _tell_environment_early() -> None:
-    """Set it as torchrun has it: scripts read it before `init`, too."""
-    for name, theirs in TORCHRUN.items():
-        if theirs in os.environ:
-            os.environ[f"HOROVOD_{name.upper()}"] = os.environ[theirs]
 
 
 def shutdown() -> None:
@@ -396,5 +372,7 @@ def nccl_built() -> int:
     return int(major * 10000 + minor * 100 + patch)
 
 
-if takes_part():
-    _tell_environment_early()
+if takes_part():  # scripts read Horovod's variables before `init`, too
+    for _name, _theirs in TORCHRUN.items():
+        if _theirs in os.environ:
+            os.environ[f"HOROVOD_{_name.upper()}"] = os.environ[_theirs]

@@ -256,9 +256,7 @@ def call(function: Callable[[RequestT], ReplyT], argument: RequestT, processes: 
     agent_signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # it leaves its own handlers
     try:
         with restored(agent_signals):
-            results: dict[int, ReplyT] = elastic_launch(_config(Start(None, processes, 1), "scalewise"), function)(
-                argument
-            )
+            results: dict[int, ReplyT] = elastic_launch(config, function)(argument)
     except ChildFailedError as error:
         raise ProcessFailed(str(error)) from error
     return [results[rank] for rank in sorted(results)]

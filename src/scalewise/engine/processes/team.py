@@ -19,7 +19,7 @@ from types import FunctionType
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore  # torch.distributed offers it, but does not export it
+from torch.distributed.rendezvous import rendezvous
 
 from scalewise.engine.placement import DeviceName
 from scalewise.engine.processes.rendezvous import fresh_store
@@ -28,6 +28,7 @@ from scalewise.errors import PlacementError
 INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo's own setting
 HOLDERS_OF_THE_GROUP = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler")
 REST_SECONDS = 2.0
+START_TIMEOUT = timedelta(minutes=30)
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
 
 
@@ -202,15 +203,15 @@ def _address(probe: socket.socket, interface: str) -> str | None:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _init(backend: str, device: torch.device | None) -> None:
-    """Join the process group, in a store that earlier starts of the job have not written to."""
-    timeout = timedelta(minutes=30)
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-        dist.init_process_group(backend, timeout=timeout, device_id=device)
-        return
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = fresh_store(TCPStore(address, port, is_master=False, timeout=timeout), rank, size)
+def connect(cuda: bool, device: torch.device | None = None, timeout: timedelta = START_TIMEOUT) -> None:
+    """Join the process group of the job that this process was started in.
+
+    Its store is one that neither an earlier start of the job nor an earlier group of this process has written to.
+    """
+    choose_interface()
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    shared, rank, size = next(iter(rendezvous("env://", timeout=START_TIMEOUT)))
+    store = fresh_store(shared, rank, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=device)
 
 
@@ -231,10 +232,8 @@ def joined(device_name: DeviceName) -> Iterator[Team]:
         raise PlacementError("several processes cannot share MPS; use --processes 1 or --device cpu")
     owner = not dist.is_initialized()
     if owner:
-        choose_interface()
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        own = device if device.type == "cuda" else None
-        _init(backend, own)
+        cuda = device.type == "cuda"
+        connect(cuda, device if cuda else None)
     try:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         yield Team(dist.get_rank(), dist.get_world_size(), device, here)
