@@ -15,15 +15,14 @@ import pytest
 import torch
 
 from conftest import environment
+from scalewise.engine.processes.job import Job, Start
 from scalewise.errors import Failed
 from scalewise.plan import links
 from scalewise.runs.bench import cnn, devices
 from scalewise.runs.bench.collectives import EXCHANGES, NAMES, bus_factor
 from scalewise.runs.bench.common import topology
 from scalewise.runs.bench.hosts import reason_unavailable
-from scalewise.engine.processes.job import Job
 from scalewise.runs.bench.operations import OPERATIONS, Place, missing, places
-from scalewise.engine.processes.job import Start
 from scalewise.runs.measure import throughput
 
 REASON = reason_unavailable()

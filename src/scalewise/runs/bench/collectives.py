@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalewise.engine.placement import DeviceName, Placement, available_cores
+from scalewise.engine.processes.job import Job, Start
 from scalewise.engine.processes.team import Team, all_gather
 from scalewise.engine.store.folder import check_writable
 from scalewise.engine.sums import reductions
@@ -41,9 +42,7 @@ from scalewise.runs.bench.common import (
     stored,
     topology,
 )
-from scalewise.engine.processes.job import Job
 from scalewise.runs.bench.hosts import check_counts, interleaved
-from scalewise.engine.processes.job import Start
 from scalewise.runs.request import Notify
 from scalewise.stats.timing import Cost, Estimate, fit, median_interval, rounds
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from scalewise.engine.placement import DeviceName, Placement, ReduceName
+from scalewise.engine.processes.job import Job, Start
 from scalewise.errors import RecipeError, UsageError
 from scalewise.recipe import Recipe
 from scalewise.runs.bench.common import (
@@ -24,9 +25,7 @@ from scalewise.runs.bench.common import (
     stored,
     topology,
 )
-from scalewise.engine.processes.job import Job
 from scalewise.runs.bench.hosts import check_counts, interleaved
-from scalewise.engine.processes.job import Start
 from scalewise.runs.request import Notify
 from scalewise.stats.timing import Lost, Parts, efficiency_rounds, lost, median_interval, medians, parts_of_step, rounds
 from scalewise.tasks.load import load_task
