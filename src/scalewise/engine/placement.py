@@ -24,8 +24,8 @@ class Placement:
     Arguments:
         device: kind of device; `auto` takes CUDA, then MPS, then the CPU.
         reduce: `ordered` (exact), `allreduce` (the backend's own, close but not exact) or `server` (exact).
-        parallel: what a process has: `data` (the model and some workers), `fsdp` (a part of every tensor and some
-            workers), `pipeline` (some layers) or `tensor` (a part of every large matrix).
+        parallel: what a process has: `data` (the model and some workers), `fsdp` (a shard of every tensor and some
+            workers), `pipeline` (some layers) or `tensor` (a shard of every large matrix).
         shard_optimizer: each process updates its part of the parameters and keeps optimizer state for it alone.
         noise: measure the noise scale.
         loaders: loader processes per process, for data that are not in memory; 0 loads between the steps.
@@ -47,9 +47,7 @@ class Placement:
             )
         if self.parallel != "data" and (self.shard_optimizer or self.reduce != "ordered"):
             flag = "--shard-optimizer" if self.shard_optimizer else f"--reduce {self.reduce}"
-            raise PlacementError(
-                f"{flag} needs --parallel data, got {self.parallel}, which has its own way; drop one of the two flags"
-            )
+            raise PlacementError(f"{flag} needs --parallel data, got {self.parallel}; drop one of the two flags")
         if self.loaders is not None and self.loaders < 0:
             raise PlacementError(f"loaders must be at least 0, got {self.loaders}; change --loaders")
         if self.check_replicas < 0:
@@ -69,9 +67,9 @@ def available_cores() -> int:
 
 
 def default_processes(recipe: Recipe, placement: Placement) -> int:
-    """As many processes as fill the machine: one per CUDA device, or cores ÷ threads; at most one per worker.
+    """The number of processes that fills the machine: one per CUDA device, or cores ÷ threads; at most one per worker.
 
-    Stages of a pipeline and parts of matrices are not tied to workers; fsdp has as many workers on every process.
+    Pipeline stages and tensor shards are not tied to workers; fsdp needs the same number of workers on every process.
     """
     import torch
 
@@ -87,23 +85,23 @@ def default_processes(recipe: Recipe, placement: Placement) -> int:
 
 
 def loader_processes(placement: Placement, processes_here: int) -> int:
-    """Loader processes of one process: as asked, or this machine's cores shared out."""
+    """Loader processes of one process: as requested, or this machine's cores divided among its processes."""
     if placement.loaders is not None:
         return placement.loaders
     return max(1, min(MOST_LOADERS, available_cores() // processes_here))
 
 
 def check_recipe(placement: Placement, recipe: Recipe) -> None:
-    """Refuse to take apart what a recipe needs whole."""
+    """Refuse to shard what a recipe needs whole."""
     parallel, optimizer = placement.parallel, recipe.optimizer
     splits = "--shard-optimizer" if placement.shard_optimizer else f"--parallel {parallel}"
     if optimizer == "muon" and (placement.shard_optimizer or parallel in ("fsdp", "tensor")):
         raise PlacementError(
-            f"--optimizer muon needs whole matrices on every process, which {splits} takes apart; drop {splits}"
+            f"--optimizer muon needs whole matrices on every process, and {splits} shards them; drop {splits}"
         )
     if optimizer in ("lars", "lamb") and parallel == "tensor":
         raise PlacementError(
-            f"--optimizer {optimizer} needs norms of whole matrices, which {splits} takes apart; use --parallel fsdp "
+            f"--optimizer {optimizer} needs norms of whole matrices, and {splits} shards them; use --parallel fsdp "
             f"or pipeline, or another optimizer"
         )
     unfit = {"--batch-norm sync": recipe.batch_norm == "sync", "--compile": recipe.compile}
@@ -117,7 +115,7 @@ def check_recipe(placement: Placement, recipe: Recipe) -> None:
 
 
 def check_processes(processes: int, recipe: Recipe, placement: Placement) -> None:
-    """Refuse a number of processes that the work cannot be spread over."""
+    """Refuse a number of processes that the workers cannot be spread over."""
     most = None if placement.parallel in ("pipeline", "tensor") else recipe.workers
     if processes < 1 or (most is not None and processes > most):
         raise PlacementError(

@@ -1,4 +1,4 @@
-"""What an unexpected error in training means to the person."""
+"""Unexpected errors of training, translated for the user."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def translated(error: Exception) -> ScalewiseError:
         operation = message.split(" does not have")[0]
         return TaskError(
             f"{operation} has no deterministic version, so its result would not repeat; replace it in the model, or "
-            f"give exactness up with --reduce allreduce"
+            f"give up exactness with --reduce allreduce"
         )
     if isinstance(error, IndexError) and message.startswith("Target "):
         return DataError(
             f"labels must be below the number of the model's outputs: {message}; correct them or the model"
         )
     if message.startswith("DataLoader worker"):  # torch raises it wherever the step is when the process dies
-        return ProcessFailed(f"a loader process died: {message.splitlines()[0].strip()} --resume goes on")
+        return ProcessFailed(f"a loader process died: {message.splitlines()[0].strip()} continue with --resume")
     if isinstance(error, OSError) and error.errno in STORAGE_FULL:
-        return CheckpointError(f"the run could not be written: {error}; free disk space and go on with --resume")
+        return CheckpointError(f"the run could not be written: {error}; free disk space and continue with --resume")
     if isinstance(error, dist.DistError) or ("gloo" in message.lower() and isinstance(error, RuntimeError)):
         return LostContact(f"contact with another process was lost: {HEARTBEAT.lost or message.splitlines()[0]}")
     if is_out_of_memory(error):

@@ -56,7 +56,7 @@ def leave_document(text: str) -> bool:
 def print_once(text: str, run: Path) -> None:
     """Print the document of a run, unless the agent that started this process has had it from an earlier start.
 
-    torchrun starts a run that has just ended once more if a node arrives, or another process fails, at that moment.
+    torchrun restarts a run that has just ended if a node arrives, or another process fails, at that moment.
     """
     agent, said = _agent(), run / SAID
     if agent is not None and _said(said) == agent:
@@ -69,7 +69,7 @@ def print_once(text: str, run: Path) -> None:
 
 
 def _agent() -> str | None:
-    """What tells the torchrun that started this process from any other; None without one."""
+    """What identifies the torchrun that started this process; None without one."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     with suppress(psutil.Error):
@@ -84,7 +84,7 @@ def _said(path: Path) -> str | None:
 
 
 def machine() -> str:
-    """What tells this machine, since it was last started, from any other."""
+    """What identifies this machine since it was last booted."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return os.uname().nodename
@@ -96,14 +96,14 @@ def read(folder: Path) -> dict[int, ExitReport]:
 
 
 def clear(folder: Path) -> None:
-    """Forget what the processes of an earlier start have left."""
+    """Remove what the processes of an earlier start have left."""
     for pattern in ("exit-*", "heartbeat-*", "watchdog-*", "stack-*", BROKEN):
         for path in folder.glob(pattern):
             path.unlink()
 
 
 def announce_death(folder: Path) -> None:
-    """Let the processes know that one of them has died."""
+    """Tell the processes that one of them has died."""
     (folder / BROKEN).touch()
 
 
@@ -116,7 +116,7 @@ def leave_watchdog_report(folder: Path, rank: int, message: str, stack: list[str
 
 
 def failure(folder: Path, codes: Mapping[int, int], advice: str) -> ScalewiseError:
-    """What to tell the person: the process that was killed, else a process's own last word, else how it ended.
+    """The error to show: the process that was killed, else a process's own exit report, else how it ended.
 
     Arguments:
         folder: where the processes have left their exit reports and logs.

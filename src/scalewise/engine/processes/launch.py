@@ -30,7 +30,7 @@ PROCESS = "scalewise-{rank}"  # its name, where processes are listed
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.2
 MONITOR_SECONDS = 0.1
-RESUME = "the run can go on from its last checkpoint with --resume"
+RESUME = "continue from the last checkpoint with --resume"
 
 
 def launch(
@@ -47,8 +47,8 @@ def launch(
         processes: how many.
         arguments: the command line without the program's name.
         threads: computing threads of each process.
-        advice: what to do about a process that died.
-        elasticity: whether to start again when one dies; by default not.
+        advice: what the user can do about a process that died.
+        elasticity: whether to restart processes when one dies; by default not.
         fork_server: what the processes are forked from, so that they need not import torch again.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -82,7 +82,7 @@ def _run(
         monitor_interval=MONITOR_SECONDS,
         local_addr=HOST,
     )
-    # the first process speaks; what the others say is kept for when one of them dies
+    # only the first process prints; what the others print is kept for when one of them dies
     logs = DefaultLogsSpecs(log_dir=str(folder), redirects=dict.fromkeys(range(1, processes), Std.ERR))
     agent = Agent(spec, logs, folder, elasticity, fork_server)
     try:
@@ -100,10 +100,10 @@ def _run(
 
 
 def end_with_launcher() -> None:
-    """End this process with the job that it belongs to.
+    """End this process with its job.
 
-    When the launching process is gone at once, so that nobody writes into the run of a dead job. When another process
-    has died as soon as it learns of that, which is when what connects them is cut.
+    When the launching process is gone, this one ends at once, so that nobody writes into the run of a dead job. When
+    another process has died, this one closes its connections, and ends as soon as its step fails.
     """
     if LAUNCHER not in os.environ:
         return
@@ -138,7 +138,7 @@ class Elasticity:
         max_restarts: how often processes are restarted.
         min_processes: the fewest to continue with; None for all.
         emergency_seconds: how long the others may take to finish their step and save an emergency checkpoint.
-        say: tells the person.
+        say: shows a line to the user.
     """
 
     max_restarts: int = 0
@@ -150,7 +150,7 @@ class Elasticity:
 class Agent(LocalElasticAgent):
     """The agent of one machine, whose processes leave their exit reports in a folder.
 
-    When one dies, the others are told, and may save the state of their last whole step before they are ended.
+    When one dies, the others may save an emergency checkpoint of their last whole step before they are ended.
     """
 
     def __init__(

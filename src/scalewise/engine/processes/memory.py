@@ -1,17 +1,12 @@
-"""The memory of this process: what it holds, what it may still ask for, and what the C library does with freed memory.
+"""The memory of this process: what it holds, its limit, freed memory, and how running out of memory is recognized.
 
-Two figures of /proc/self/status matter. `RssAnon` is what is in memory and belongs to this process alone: what a
-container's limit and the kernel's killer count. `VmData` is what the process has asked for and may write to, whether it
-has touched it or not: what RLIMIT_DATA stops.
-
-How much memory this process may hold, by Linux's own limits.
-
-A process asks for more than it touches (stacks of threads), so the limit is set by how much may be *added* to what
-this module calls writable and own:
+Two figures of /proc/self/status matter. `RssAnon` is resident and private to this process: what a container's limit
+and the OOM killer count. `VmData` is what the process has allocated, touched or not: what RLIMIT_DATA limits. A process
+allocates more than it touches (stacks of threads), so the limit is what may be *added*:
 
     RLIMIT_DATA = VmData + (allowed bytes − RssAnon)
 
-Whatever is added, even when all of it is touched, then stays within what was allowed.
+Even when all of that is touched, the process stays within the allowed bytes.
 """
 
 from __future__ import annotations
@@ -53,8 +48,8 @@ def return_freed_memory() -> None:
 def keep_freed_memory() -> None:
     """Have glibc keep what a step frees for the next step, which needs the same again.
 
-    Otherwise a step gets its activations anew, page by page, zeroed by the kernel: a fifth to a third of a step at 512
-    images of 28×28 (docs/log.md). Nothing is done when the user has set one of malloc's own variables.
+    Otherwise a step allocates its activations again, page by page, zeroed by the kernel: a fifth to a third of a step
+    at 512 images of 28×28 (docs/log.md). Nothing is done when the user has set one of malloc's own variables.
     """
     library = _malloc()
     if library is not None:
@@ -69,9 +64,9 @@ def _malloc() -> ctypes.CDLL | None:
 
 
 def has_room_to_keep(processes: int) -> bool:
-    """Whether freed memory may stay with each of the `processes` on this machine.
+    """Whether each of the `processes` on this machine may keep what it frees.
 
-    What a step leaves has gaps that do not fit the next one's needs: as much again as it held at its peak, at worst.
+    A step leaves gaps that do not fit the next one's allocations: at worst as much again as its peak.
     """
     if not STATUS.is_file():
         return True
@@ -89,7 +84,7 @@ class Held:
 
     own: int  # in memory, and nobody else's
     writable: int  # asked for, touched or not
-    highest: int  # the most of its own since the peak was last forgotten
+    highest: int  # the most of its own since the peak was last reset
 
 
 def held() -> Held:
@@ -175,12 +170,12 @@ SAID = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that it came from, is a lack of memory."""
+    """Whether an error, or one that caused it, means out of memory."""
     return any(_is_one(link) for link in _chain(error))
 
 
 def says_out_of_memory(said: str) -> bool:
-    """Whether the last words of a process are about memory."""
+    """Whether the last lines of a process say out of memory."""
     return any(words in said for words in SAID)
 
 
@@ -203,24 +198,24 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 FIRST_TO_DIE = 1000  # the largest oom_score_adj
-FORGET_THE_PEAK = "5"  # what clear_refs calls it
+RESET_PEAK = "5"  # what clear_refs calls it
 
 
 def reset_peak() -> None:
-    """Have the highest figure count from now on; where the kernel does not do that, it stays."""
+    """Reset the peak, where the kernel can."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text(FORGET_THE_PEAK)
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK)
 
 
 def release_freed() -> None:
-    """Give back what was freed, so that it does not count as held and is not used again unseen."""
+    """Return freed memory to the system, so that it does not count as held."""
     gc.collect()
     with contextlib.suppress(AttributeError):  # glibc alone has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def limit_memory(allowed: int) -> None:
-    """Stop this process from holding more than `allowed` bytes of its own: asking for more then fails."""
+    """Limit this process to `allowed` bytes of its own: allocating more fails."""
     now = held()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = max(0, now.writable + allowed - now.own)
@@ -228,7 +223,7 @@ def limit_memory(allowed: int) -> None:
 
 
 def be_killed_first() -> None:
-    """Be the first to be killed when the machine runs out of memory, leave no core file, and end with the parent."""
+    """Have the OOM killer choose this process first, leave no core file, and end with the parent."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(FIRST_TO_DIE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -91,7 +91,7 @@ class Pool(Generic[JobT, MessageT]):
                 member.process.terminate()
 
     def run(self, jobs: Iterable[JobT]) -> Iterator[MessageT]:
-        """Do all jobs, as many at a time as there are processes; says how far they are and how they end."""
+        """Do all jobs, one per process at a time; yields how far they are and how they end."""
         waiting = deque(jobs)
         while waiting or any(member.job for member in self._members):
             if not self.stopping:
@@ -102,7 +102,7 @@ class Pool(Generic[JobT, MessageT]):
             ready = wait([member.connection for member in busy])
             for member in busy:
                 if member.connection in ready:
-                    yield self._hear(member)
+                    yield self._receive(member)
 
     def _hand_out(self, waiting: deque[JobT]) -> None:
         while waiting:
@@ -111,7 +111,7 @@ class Pool(Generic[JobT, MessageT]):
                 return
             member = idle or self._start()
             member.job = waiting.popleft()
-            with contextlib.suppress(OSError):  # it has just died; hearing from it will tell
+            with contextlib.suppress(OSError):  # it has just died; receiving from it will show that
                 member.connection.send(member.job)
 
     def _start(self) -> _Member[JobT]:
@@ -132,19 +132,19 @@ class Pool(Generic[JobT, MessageT]):
             process.terminate()
         return member
 
-    def _hear(self, member: _Member[JobT]) -> MessageT:
+    def _receive(self, member: _Member[JobT]) -> MessageT:
         """The next message of a process; one that has died is let go, and its job has failed."""
         assert member.job is not None
         try:
             ended, message = member.connection.recv()
         except (EOFError, OSError):
-            return self._bury(member)
+            return self._remove(member)
         if ended:
             member.job = None
-        told: MessageT = message
-        return told
+        received: MessageT = message
+        return received
 
-    def _bury(self, member: _Member[JobT]) -> MessageT:
+    def _remove(self, member: _Member[JobT]) -> MessageT:
         job = member.job
         assert job is not None
         member.process.join()
@@ -191,7 +191,7 @@ def _serve(connection: Connection, work: Work[JobT, MessageT], log: Path) -> Non
 
 
 def _end_with_parent() -> None:
-    """End this process when the parent is gone, so that nobody goes on writing into its folder."""
+    """End this process when the parent is gone, so that nobody keeps writing into its folder."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

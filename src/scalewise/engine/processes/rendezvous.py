@@ -1,8 +1,8 @@
-"""How the processes of one start find each other in a store that outlives them.
+"""Rendezvous: how the processes of one start find each other in a store that outlives them.
 
 torch's elastic agent hosts one store for all starts of a job (torch 2.13, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1),
-so a restarted process may read the address of one that is dead. Nothing in the environment tells the starts apart:
-agents count restarts each for itself. So the first process calls the roll until everybody present has answered it.
+so a restarted process may read the address of a dead one. No variable distinguishes the starts: each agent counts its
+own restarts. So the first process calls the roll until every process present has answered it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def fresh_store(store: Store, rank: int, size: int, seconds: float = SECONDS) ->
 
     Arguments:
         store: the one that all starts of the job share.
-        rank, size: this process's number and how many there are.
-        seconds: after which those who did not come are given up.
+        rank, size: of this process and of the job.
+        seconds: to wait for the other processes.
     """
     name = uuid.uuid4().hex
     store.set(f"scalewise/present/{rank}", name)

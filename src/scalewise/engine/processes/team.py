@@ -34,7 +34,7 @@ SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
 
 @dataclass(frozen=True)
 class Team:
-    """This process's number, how many there are, its device, and how many are on this machine."""
+    """The rank of this process, the number of processes, its device, and the number on this machine."""
 
     rank: int
     size: int
@@ -43,11 +43,11 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes files and speaks to the person."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def gather_rows(self, rows: Tensor, counts: list[int]) -> Gathered:
-        """Start to collect every process's rows (of which process i has counts[i]), in process order."""
+        """Start to gather every process's rows, of which process i has counts[i], in rank order."""
         if self.size == 1:
             return Gathered(rows, None, counts)
         most = max(counts)
@@ -57,7 +57,7 @@ class Team:
         return Gathered(out, all_gather(out, mine), counts)
 
     def total(self, number: Tensor) -> Tensor:
-        """The sum of everybody's number."""
+        """The sum over all processes."""
         return self.gather_rows(number.view(1, 1), [1] * self.size).wait().sum()
 
     def barrier(self) -> None:
@@ -68,19 +68,19 @@ class Team:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Rows on their way from every process."""
+    """Rows that are being gathered from every process."""
 
     rows: Tensor
     work: dist.Work | None
     counts: list[int]
 
     def arrive(self) -> None:
-        """Wait until they are here; on an accelerator, until what it does next comes after them."""
+        """Wait for the rows; on an accelerator, order its next work after them."""
         if self.work is not None:
             self.work.wait()
 
     def wait(self) -> Tensor:
-        """All rows, in process order."""
+        """All rows, in rank order."""
         self.arrive()
         if self.work is None:
             return self.rows
@@ -89,7 +89,7 @@ class Gathered:
 
 
 def all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
-    """Start to fill `out` with every process's `mine`, in process order."""
+    """Start to gather every process's `mine` into `out`, in rank order."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
     work: dist.Work = gather(out, mine, group=group, async_op=True)
     return work
@@ -102,7 +102,7 @@ def choose_device(name: DeviceName, local_rank: int) -> torch.device:
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available[name]:
         have = ", ".join(kind for kind, there in available.items() if there)
-        raise PlacementError(f"--device {name} is not available here; there is: {have}")
+        raise PlacementError(f"--device {name} is not available here; available: {have}")
     if name != "cuda":
         return torch.device(name)
     if local_rank >= torch.cuda.device_count():
@@ -123,8 +123,8 @@ def takes_part() -> bool:
 def leave() -> None:
     """End this process's part in the job.
 
-    Some of torch's functions take the process group that is there when they are imported as a default argument. Its
-    threads would outlive `destroy_process_group` and abort when Python exits (torch 2.13, gloo). torch's compiler
+    Some of torch's functions bind the process group as a default argument when they are imported. Its threads would
+    outlive `destroy_process_group` and abort when Python exits (torch 2.13, gloo). torch's compiler
     imports them, and much of torch imports the compiler when first used.
     """
     for function in _functions_with_a_group():

@@ -46,7 +46,7 @@ EXCHANGES = ("scalewise.engine.processes.team", "scalewise.engine.sums.reduction
 
 @dataclass(frozen=True)
 class Sign:
-    """What a process tells the others."""
+    """What a process reports to the others."""
 
     number: int  # one more each time
     step: int
@@ -82,7 +82,7 @@ class Watch:
             thread.start()
 
     def stop(self) -> None:
-        """Tell the others that this process leaves, if they can be told."""
+        """Report that this process leaves, if the store can be reached."""
         self._leaving.set()
         self._threads[0].join(timeout=LEAVE_SECONDS)
 
@@ -222,7 +222,7 @@ class _Progress:
 
 @contextmanager
 def watched(team: Team, seconds: float) -> Iterator[Watch | None]:
-    """Have processes that hang ended, by themselves or by others; with 0 seconds nobody is watched."""
+    """Run the watchdog: a process that hangs is ended, by itself or by another; with 0 seconds nobody is watched."""
     if not seconds or not dist.is_initialized():
         yield None
         return

@@ -43,7 +43,7 @@ class Trials(Protocol):
     """Where worker batches are tried."""
 
     def run(self, batch: int | None, expected: float = 0.0) -> Note:
-        """Try so many samples at once, or trace the growth of the peak; it ended "done" or "out of memory"."""
+        """Try `batch` samples at once, or trace the growth of the peak; it ended "done" or "out of memory"."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def largest_worker_batch(
         budget: bytes; by default what is free.
         processes: how many are to train at the same time.
         placement: where; loader processes are left out.
-        notify: told what is being done.
+        notify: called with a line of progress.
     """
     complete, _ = resolve(recipe, {}, "plain", available_cores())
     where = placement or Placement()
@@ -233,7 +233,7 @@ class Line:
     per_sample: float
 
     def peak(self, batch: int) -> float:
-        """The peak at so many samples."""
+        """The peak with `batch` samples."""
         return self.fixed + self.per_sample * batch
 
     def largest(self, room: float) -> float:
@@ -272,7 +272,7 @@ def largest_fitting(
 
     Arguments:
         start: where to begin: the prediction.
-        fits: whether so many samples fit; with more samples it must not become true again.
+        fits: whether this number of samples fits; must not become true again for more.
         smallest: the fewest, and the unit: numbers are multiples of it.
         most: the most samples of interest.
         tolerance: relative distance at which a number that fits is close enough to one that does not.

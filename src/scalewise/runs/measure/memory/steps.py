@@ -17,7 +17,11 @@ from scalewise.recipe import Recipe
 from scalewise.tasks.task import Origin, Task
 
 WORKERS_OF_A_PROCESS = 2  # in a trial: they run one after another, so that a third one needs no more memory
-MOST_STEPS, QUIET_STEPS, RISE = 6, 1, 1.005  # a peak that rises by less in so many steps in a row has settled
+MOST_STEPS, QUIET_STEPS, RISE = (
+    6,
+    1,
+    1.005,
+)  # settled: the peak rises by less in QUIET_STEPS steps
 GROWTH_SHARE, GROWTH_BYTES = 4, 500_000_000  # doubling ends when the peak has risen by that part of the room or this
 
 
@@ -53,7 +57,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Note:
-    """What a process tells of its trial.
+    """What a process reports of its trial.
 
     ended: "running", "done", "out of memory" or "failed"; with `message` and `exit_code` when failed.
     baseline: bytes of its own that it held before training: Python, torch and the task's data.

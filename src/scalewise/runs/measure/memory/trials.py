@@ -74,7 +74,7 @@ class Children:
         self._start = Start(None, processes, recipe.threads or 1, entry=ENTRY, forks=False, variables=RETURNS_FREED)
 
     def run(self, batch: int | None, expected: float = 0.0) -> Note:
-        """Try so many samples at once, or trace the growth; the worst of what the processes noted.
+        """Try `batch` samples at once, or trace the growth; the worst of what the processes noted.
 
         It ended "done" or "out of memory"; anything else is raised.
 
@@ -245,7 +245,7 @@ def _start_threads(threads: int) -> None:
 
 
 def _largest(amount: int, processes: int) -> int:
-    """The largest of all processes' amounts: they must go on alike."""
+    """The largest of all processes' amounts: all must continue alike."""
     if processes == 1:
         return amount
     found = torch.tensor([amount])
@@ -267,7 +267,7 @@ class OnDevice:
         self._task, self._job = task, job
 
     def run(self, batch: int | None, expected: float = 0.0) -> Note:
-        """Try so many samples at once, or trace the growth of the peak; it ended "done" or "out of memory"."""
+        """Try `batch` samples at once, or trace the growth of the peak; it ended "done" or "out of memory"."""
         _, total = torch.cuda.mem_get_info()
         torch.cuda.set_per_process_memory_fraction(min(1.0, self._job.allowed / total))
         try:
