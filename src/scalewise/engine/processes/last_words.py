@@ -39,9 +39,8 @@ def leave_exit_report(exit_code: int, message: str = "", lost_contact: bool = Fa
         return False
     path = folder / f"exit-{os.environ['RANK']}.json"
     if not path.exists():  # the first reason is the real one
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"exit_code": exit_code, "message": message, "lost_contact": lost_contact}))
-        temporary.replace(path)
+        report = {"exit_code": exit_code, "message": message, "lost_contact": lost_contact}
+        write_atomically(path, json.dumps(report))
     return True
 
 
@@ -109,10 +108,7 @@ def announce_death(folder: Path) -> None:
 
 def leave_watchdog_report(folder: Path, rank: int, message: str, stack: list[str]) -> None:
     """Record why the watchdog killed a process, and where that process was."""
-    path = folder / f"watchdog-{rank}.json"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps([message, stack]))
-    temporary.replace(path)
+    write_atomically(folder / f"watchdog-{rank}.json", json.dumps([message, stack]))
 
 
 def failure(folder: Path, codes: Mapping[int, int], advice: str) -> ScalewiseError:
