@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from scalewise.engine.placement import DeviceName
-from scalewise.engine.processes.failures import translating
-from scalewise.engine.processes.last_words import leave_exit_report
-from scalewise.engine.processes.launch import end_with_launcher
-from scalewise.engine.processes.team import Team, joined
-from scalewise.errors import LostContact, ScalewiseError, UsageError
-from scalewise.engine.processes.job import Job
-from scalewise.engine.processes.job import Start
+from scalewise.engine.processes.job import Job, Start
+from scalewise.engine.processes.team import Team
+from scalewise.errors import UsageError
 from scalewise.runs.request import Notify
 from scalewise.tasks.task import Origin, Task
 
@@ -52,19 +48,6 @@ def ask(question: Question[AnswerT], processes: int, threads: int, device: Devic
                 found: AnswerT = said.value
                 return found
             notify(said)
-
-
-@contextmanager
-def taking_part(device: DeviceName) -> Iterator[Team]:
-    """The context of one process of a torchrun job; a failure is reported before the others lose contact."""
-    end_with_launcher()
-    with joined(device) as team:
-        try:
-            with translating():
-                yield team
-        except ScalewiseError as error:
-            leave_exit_report(error.exit_code, str(error), isinstance(error, LostContact))
-            raise
 
 
 def origin_of(task: Task) -> Origin:

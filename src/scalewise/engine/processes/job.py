@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from scalewise.engine.placement import DeviceName
-from scalewise.engine.processes.last_words import FOLDER, LAUNCHER, failure, leave_exit_report, redirect_output
+from scalewise.engine.processes.last_words import FOLDER, LAUNCHER, failure, redirect_output
 from scalewise.engine.processes.signals import restored
-from scalewise.errors import LostContact, ProcessFailed, ScalewiseError
+from scalewise.errors import ProcessFailed, ScalewiseError
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -313,11 +313,8 @@ def serve(name: str) -> None:
     """Be a process of a `Job`: serve until the command ends this process, or is gone."""
     import torch
 
-    from scalewise.engine.processes.failures import translated
-    from scalewise.engine.processes.launch import end_with_launcher
-    from scalewise.engine.processes.team import joined
+    from scalewise.engine.processes.launch import taking_part
 
-    end_with_launcher()
     folder = Path(name)
     (folder / os.environ["RANK"]).mkdir()
     redirect_output(folder / os.environ["RANK"] / "stderr.log")  # to be shown if this process dies
@@ -325,13 +322,12 @@ def serve(name: str) -> None:
     assert start.work is not None
     torch.set_num_threads(start.threads)
     try:
-        with joined(start.device) as team, start.work.opened(team) as perform:
+        with taking_part(start.device) as team, start.work.opened(team) as perform:
             _answer(folder, team, perform)
     except ScalewiseError as error:
-        _fail(error)
-    except Exception as error:
         traceback.print_exc()
-        _fail(translated(error))
+        sys.stderr.flush()
+        os._exit(error.exit_code)  # without waiting for processes that may be gone
 
 
 def _answer(folder: Path, team: Team, perform: Callable[[Any], Any]) -> NoReturn:
@@ -346,9 +342,3 @@ def _answer(folder: Path, team: Team, perform: Callable[[Any], Any]) -> NoReturn
         dist.all_gather_object(replies, perform(request[0]))
         if command is not None:
             command.send(replies)
-
-
-def _fail(error: ScalewiseError) -> NoReturn:
-    leave_exit_report(error.exit_code, str(error), isinstance(error, LostContact))
-    sys.stderr.flush()
-    os._exit(error.exit_code)  # without waiting for processes that may be gone

@@ -9,7 +9,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +21,14 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from scalewise.engine.placement import DeviceName
 from scalewise.engine.processes import heartbeat, last_words
+from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.fork_server import ForkServer, forking_from, set_name
 from scalewise.engine.processes.heartbeat import FILE, HEARTBEAT, disconnect
 from scalewise.engine.processes.last_words import FOLDER, LAUNCHER
-from scalewise.errors import Failed, ProcessFailed
+from scalewise.engine.processes.team import Team, joined
+from scalewise.errors import Failed, LostContact, ProcessFailed, ScalewiseError
 
 PROCESS = "scalewise-{rank}"  # its name, where processes are listed
 HOST = "127.0.0.1"
@@ -97,6 +101,22 @@ def _run(
     if (folder / last_words.DOCUMENT).exists():
         print((folder / last_words.DOCUMENT).read_text(), file=sys.__stdout__, flush=True)
     return int(last_words.read(folder).get(0, {}).get("exit_code", 0))
+
+
+@contextmanager
+def taking_part(device: DeviceName) -> Iterator[Team]:
+    """This process's team in the job it was started in.
+
+    It ends with that job. If it fails, it leaves an exit report before the others notice that it is gone.
+    """
+    end_with_launcher()
+    with joined(device) as team:
+        try:
+            with translating():
+                yield team
+        except ScalewiseError as error:
+            last_words.leave_exit_report(error.exit_code, str(error), isinstance(error, LostContact))
+            raise
 
 
 def end_with_launcher() -> None:

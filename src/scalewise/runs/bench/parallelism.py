@@ -32,7 +32,8 @@ from scalewise.plan.links import Link
 from scalewise.recipe import Recipe
 from scalewise.runs.bench.common import Report, stored
 from scalewise.runs.bench.payload import KINDS, Kind, Payload, Traffic
-from scalewise.runs.processes import Progress, answer, ask, origin_of, taking_part
+from scalewise.engine.processes.launch import taking_part
+from scalewise.runs.processes import Progress, answer, ask, origin_of
 from scalewise.runs.request import Notify
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Origin, Task
