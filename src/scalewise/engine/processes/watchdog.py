@@ -2,9 +2,9 @@
 
 A process makes progress when it ends a step, computes (it or its loader processes use a hundredth of the time or more),
 or reads or writes files. Waiting for other processes is no progress. Two threads in every process wake up eight times
-in the time that is allowed: one exchanges signs of life with the others through the job's store, the other looks for
+in the time that is allowed: one exchanges heartbeats with the others through the job's store, the other looks for
 - this process, if it makes no progress and does not wait for others: a deadlock;
-- another one that gives no sign any more: stopped, or unreachable;
+- another one whose heartbeat has stopped: stopped, or unreachable;
 - everybody, if all wait for each other.
 A silent process of the same agent is killed after it was asked for its Python stack. Contact with one elsewhere is cut,
 and its own agent sees to it. What goes unnoticed: a process that computes for ever within one step.
@@ -45,7 +45,7 @@ EXCHANGES = ("scalewise.engine.processes.team", "scalewise.engine.sums.reduction
 
 
 @dataclass(frozen=True)
-class Sign:
+class Status:
     """What a process reports to the others."""
 
     number: int  # one more each time
@@ -57,11 +57,11 @@ class Sign:
     machine: str
 
 
-class Watch:
-    """Looks after this process and the others of its job.
+class Watchdog:
+    """Watches this process and the others of its job.
 
     Arguments:
-        team, store: who is in the job, and where they tell each other how they are.
+        team, store: who is in the job, and where they exchange heartbeats.
         seconds: without progress after which a process counts as dead.
     """
 
@@ -70,13 +70,13 @@ class Watch:
         self.recipe: Recipe | None = None
         self._leaving = threading.Event()
         self._waits = False
-        self._heard: tuple[float, list[Sign]] = (time.monotonic(), [])
+        self._heard: tuple[float, list[Status]] = (time.monotonic(), [])
         self._main = threading.main_thread().ident
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._tell, self._look)]
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._report, self._check)]
 
     def start(self) -> None:
         """Begin, on every process."""
-        self._store.set(_key(self._team.rank), self._sign(0))
+        self._store.set(_key(self._team.rank), self._status(0))
         self._team.barrier()
         for thread in self._threads:
             thread.start()
@@ -86,40 +86,40 @@ class Watch:
         self._leaving.set()
         self._threads[0].join(timeout=LEAVE_SECONDS)
 
-    def _sign(self, number: int) -> str:
+    def _status(self, number: int) -> str:
         left, step = self._leaving.is_set(), HEARTBEAT.last.step
         return json.dumps(
-            asdict(Sign(number, step, self._waits, left, os.getpid(), os.getppid(), last_words.machine()))
+            asdict(Status(number, step, self._waits, left, os.getpid(), os.getppid(), last_words.machine()))
         )
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         keys = [_key(rank) for rank in range(self._team.size)]
         number, left = 0, False
         while not left:
             left = self._leaving.wait(self._seconds / LOOKS)
             number += 1
-            with suppress(RuntimeError):  # the store is gone; _look notices that nothing is heard
-                self._store.set(keys[self._team.rank], self._sign(number))
-                self._heard = time.monotonic(), [Sign(**json.loads(text)) for text in self._store.multi_get(keys)]
+            with suppress(RuntimeError):  # the store is gone; _check notices that nothing is heard
+                self._store.set(keys[self._team.rank], self._status(number))
+                self._heard = time.monotonic(), [Status(**json.loads(text)) for text in self._store.multi_get(keys)]
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         looked = began = time.monotonic()
-        progress, ears = _Progress(began), _Ears(began)
+        progress, peers = _Progress(began), _Peers(began)
         while not self._leaving.wait(self._seconds / LOOKS):
             now = time.monotonic()
             if now - looked > self._seconds / 2:  # this process was stopped itself, perhaps with all the others
-                progress, ears = _Progress(now), _Ears(now)
+                progress, peers = _Progress(now), _Peers(now)
             looked = now
-            self._look_at_itself(progress.idle_seconds(now))
-            ears.hear(*self._heard, now)
-            for rank, sign in ears.silent(self._seconds):
-                self._end(rank, sign)
-            if now - ears.last > self._seconds:
+            self._check_itself(progress.idle_seconds(now))
+            peers.update(*self._heard, now)
+            for rank, status in peers.silent(self._seconds):
+                self._end(rank, status)
+            if now - peers.last > self._seconds:
                 disconnect(f"the job's store was not heard of for {self._seconds:g} s")
-            if now - ears.moving > self._seconds:
+            if now - peers.moving > self._seconds:
                 disconnect(f"all processes have waited for each other for {2 * self._seconds:g} s")
 
-    def _look_at_itself(self, idle_seconds: float) -> None:
+    def _check_itself(self, idle_seconds: float) -> None:
         stuck = idle_seconds > self._seconds
         self._waits = stuck and _waits_for_others()
         if stuck and not self._waits:
@@ -133,14 +133,14 @@ class Watch:
         self._note(self._team.rank, "made no progress", lines)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _end(self, rank: int, sign: Sign) -> None:
-        """End a process that says nothing: kill it here, or do without it."""
-        if (sign.machine, sign.agent) != (last_words.machine(), os.getppid()) or not _is_sibling(sign.process):
-            disconnect(f"{self._name(rank)} was not heard of for {self._seconds:g} s after step {sign.step}")
+    def _end(self, rank: int, status: Status) -> None:
+        """End a process whose heartbeat stopped: kill it here, or disconnect from it."""
+        if (status.machine, status.agent) != (last_words.machine(), os.getppid()) or not _is_sibling(status.process):
+            disconnect(f"{self._name(rank)} was not heard of for {self._seconds:g} s after step {status.step}")
             return
-        self._note(rank, "said nothing", _stack_of(rank, sign.process))
+        self._note(rank, "said nothing", _stack_of(rank, status.process))
         with suppress(ProcessLookupError):
-            os.kill(sign.process, signal.SIGKILL)
+            os.kill(status.process, signal.SIGKILL)
 
     def _note(self, rank: int, what: str, stack: list[str]) -> None:
         message = f"{self._name(rank)} {what} for {self._seconds:g} s and was killed"
@@ -159,32 +159,34 @@ class Watch:
         return f"process {rank} ({workers})"
 
 
-class _Ears:
-    """When the other processes were last heard of, and whether one of them gets on."""
+class _Peers:
+    """When the other processes last sent a heartbeat, and whether one of them makes progress."""
 
     def __init__(self, now: float) -> None:
         self._began = self.last = self.moving = now
-        self._signs: dict[int, tuple[Sign, float]] = {}
+        self._statuses: dict[int, tuple[Status, float]] = {}
 
-    def hear(self, when: float, signs: list[Sign], now: float) -> None:
-        """Take in the newest signs of life, and when they came."""
+    def update(self, when: float, statuses: list[Status], now: float) -> None:
+        """Store the newest heartbeats, and when they came."""
         self.last = max(when, self._began)
-        for rank, sign in enumerate(signs):
-            known = self._signs.get(rank)
-            if known is None or known[0].number != sign.number:
-                self._signs[rank] = sign, self.last
-        if not signs or not all(sign.waits for sign in signs):
+        for rank, status in enumerate(statuses):
+            known = self._statuses.get(rank)
+            if known is None or known[0].number != status.number:
+                self._statuses[rank] = status, self.last
+        if not statuses or not all(status.waits for status in statuses):
             self.moving = now
 
-    def silent(self, seconds: float) -> list[tuple[int, Sign]]:
-        """Those who gave no sign for so long while others did, and have not left."""
+    def silent(self, seconds: float) -> list[tuple[int, Status]]:
+        """Those whose heartbeat stopped for this time while others went on, and that have not left."""
         return [
-            (rank, sign) for rank, (sign, when) in self._signs.items() if self.last - when > seconds and not sign.left
+            (rank, status)
+            for rank, (status, when) in self._statuses.items()
+            if self.last - when > seconds and not status.left
         ]
 
 
 class _Progress:
-    """When this process was last seen to get on."""
+    """When this process last made progress."""
 
     def __init__(self, now: float) -> None:
         self._process = psutil.Process()
@@ -192,7 +194,7 @@ class _Progress:
         self._looked = self._moved = now
 
     def idle_seconds(self, now: float) -> float:
-        """How long there has been no progress."""
+        """Seconds without progress."""
         heartbeat, stored, computed = HEARTBEAT.last, self._stored(), self._computed()
         last_heartbeat, last_stored, last_computed = self._seen
         busy = computed - last_computed > SHARE * (now - self._looked)
@@ -221,13 +223,13 @@ class _Progress:
 
 
 @contextmanager
-def watched(team: Team, seconds: float) -> Iterator[Watch | None]:
+def watched(team: Team, seconds: float) -> Iterator[Watchdog | None]:
     """Run the watchdog: a process that hangs is ended, by itself or by another; with 0 seconds nobody is watched."""
     if not seconds or not dist.is_initialized():
         yield None
         return
     store = _get_default_store().clone()  # type: ignore[attr-defined]  # a connection of its own; stubs lack it
-    watch = Watch(team, store, seconds)
+    watch = Watchdog(team, store, seconds)
     with _stack_output(team.rank) as file:
         faulthandler.register(signal.SIGUSR2, file=file)
         watch.start()
@@ -245,7 +247,7 @@ def _stack_output(rank: int) -> AbstractContextManager[TextIO]:
 
 
 def _key(rank: int) -> str:
-    return f"scalewise/sign/{rank}"
+    return f"scalewise/heartbeat/{rank}"
 
 
 def _stack_file(rank: int) -> str:
