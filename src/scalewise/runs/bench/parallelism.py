@@ -23,6 +23,7 @@ from scalewise.engine.loop import Training
 from scalewise.engine.parallel.protocol import HeldBytes
 from scalewise.engine.placement import DeviceName, Placement
 from scalewise.engine.processes.failures import translating
+from scalewise.engine.processes.launch import taking_part
 from scalewise.engine.processes.memory import held, release_freed, reset_peak
 from scalewise.engine.processes.team import Team, takes_part
 from scalewise.engine.store.folder import check_folder
@@ -32,7 +33,6 @@ from scalewise.plan.links import Link
 from scalewise.recipe import Recipe
 from scalewise.runs.bench.common import Report, stored
 from scalewise.runs.bench.payload import KINDS, Kind, Payload, Traffic
-from scalewise.engine.processes.launch import taking_part
 from scalewise.runs.processes import Progress, answer, ask, origin_of
 from scalewise.runs.request import Notify
 from scalewise.tasks.load import load_task

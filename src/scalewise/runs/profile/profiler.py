@@ -23,12 +23,12 @@ from scalewise.engine.placement import (
     loader_processes,
 )
 from scalewise.engine.processes.failures import translating
+from scalewise.engine.processes.launch import taking_part
 from scalewise.engine.processes.team import Team, takes_part
 from scalewise.engine.store.folder import check_folder, make_folder
 from scalewise.errors import UsageError
 from scalewise.recipe import Recipe, resolve
 from scalewise.records import save_document, write_atomically
-from scalewise.engine.processes.launch import taking_part
 from scalewise.runs.processes import Progress, answer, ask, origin_of
 from scalewise.runs.profile import times
 from scalewise.runs.profile.result import LoaderRow, Overhead, ProcessRow, Profile, Setting
