@@ -6,21 +6,16 @@ import contextlib
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from scalewise.cli import bench_view
 from scalewise.cli.flags import Json, Quiet
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, leave_page, print_document, whole_numbers
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, show, whole_numbers
 from scalewise.engine.placement import DeviceName
 from scalewise.present.live import StatusView
 from scalewise.runs.measure.memory import parse_bytes
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from scalewise.runs.bench.common import Report
 
 
 def devices(
@@ -50,7 +45,7 @@ def devices(
 
         with view.live():
             report = measure(quick=quick, out=out, notify=view.notify)
-        finish(report, view, bench_view.devices_screen(report), json)
+        show(bench_view.devices_screen(report), report.to_json(), report.run, view.console, json)
     return 0
 
 
@@ -105,18 +100,7 @@ def collectives(
                 source=shlex.join(["scalewise", *sys.argv[1:]]),
                 notify=view.notify,
             )
-        finish(report, view, bench_view.collectives_screen(report), json)
-        assert report.run is not None
-        profile = out if out is not None and out.suffix == ".json" else report.run / "link.json"
-        view.console.print(f"[dim]link profile {profile}[/dim]")
+        profile = out if out is not None and out.suffix == ".json" else f"{report.run}/link.json"
+        screen = bench_view.collectives_screen(report)
+        show(screen, report.to_json(), report.run, view.console, json, [f"link profile {profile}"])
     return 0
-
-
-def finish(report: Report, view: StatusView, screen: RenderableType, json: bool) -> None:
-    """Draw a stored report, and print it."""
-    assert report.run is not None
-    leave_page(report.run, view.console)
-    view.console.print(screen)
-    view.console.print(f"[dim]folder {report.run}[/dim]")
-    if json:
-        print_document(report.to_json())

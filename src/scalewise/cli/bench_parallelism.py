@@ -10,9 +10,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.bench import finish
 from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings, TaskName
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show
 from scalewise.cli.parallelism_view import parallelism_screen
 from scalewise.present.live import StatusView
 
@@ -73,5 +72,6 @@ def parallelism(
                 **given_fields(flags),
             )
         if report is not None:
-            finish(report, view, parallelism_screen(report, view.console.width), json)
+            screen = parallelism_screen(report, view.console.width)
+            show(screen, report.to_json(), report.run, view.console, json)
     return 0

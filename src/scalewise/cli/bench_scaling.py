@@ -10,9 +10,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from scalewise.cli import bench_view
-from scalewise.cli.bench import finish
 from scalewise.cli.flags import DataFolder, Device, Json, Loaders, Quiet, Reduce, Settings, ShardOptimizer, TaskName
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, whole_numbers
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show, whole_numbers
 from scalewise.present.live import StatusView
 
 DERIVED_HERE = ("workers", "threads", "epochs", "steps", "schedule", "lr_rule", "warmup_epochs", "patience", "target")
@@ -96,5 +95,5 @@ def scaling(
                 notify=view.notify,
                 **given_fields(flags),
             )
-        finish(report, view, bench_view.scaling_screen(report), json)
+        show(bench_view.scaling_screen(report), report.to_json(), report.run, view.console, json)
     return 0

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from scalewise.cli.flags import DataFolder, Device, Json, Loaders, Quiet, Reduce, Settings, ShardOptimizer, TaskName
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, leave_page, print_document, recipe_flags
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show
 from scalewise.cli.profile_view import screen
 from scalewise.present import terminal
 
@@ -88,11 +88,7 @@ def profile(
             notify=notify,
             **given_fields(flags),
         )
-        if outcome is None or outcome.run is None:
-            return 0  # the first process of the job draws
-        leave_page(outcome.run, view)
-        view.print(screen(outcome.profile, view.width))
-        view.print(f"folder {outcome.run}; open {TRACE_FILE} in ui.perfetto.dev", style="dim", markup=False)
-        if json:
-            print_document(outcome.to_json())
+        if outcome is not None:  # the first process of a job draws
+            hint = f"open {TRACE_FILE} in ui.perfetto.dev"
+            show(screen(outcome.profile, view.width), outcome.to_json(), outcome.run, view, json, [hint])
     return 0

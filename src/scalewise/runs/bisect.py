@@ -18,7 +18,7 @@ from scalewise.files import read_json
 from scalewise.recipe import Recipe
 from scalewise.runs import replay
 from scalewise.runs.replay import Replay, recorded_steps, stored_task
-from scalewise.runs.request import Notify
+from scalewise.runs.request import Notify, silent
 
 Stage = Literal["start", "samples", "loss", "gradient", "update"]
 TIMES = ("seconds", "input_seconds", "samples_per_second")
@@ -122,7 +122,7 @@ def bisect(
     data: Path | None = None,
     device: DeviceName = "auto",
     recompute: bool = True,
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
 ) -> Bisection:
     """Find the first step, worker and tensor in which two runs differ.
 

@@ -23,7 +23,7 @@ from scalewise.engine.store.folder import RunFolder, RunRecipe, read_recipe
 from scalewise.engine.sums.flat import wide
 from scalewise.errors import DamagedCheckpoint, NonFiniteLoss, RunFolderError, UsageError
 from scalewise.records import Record, Step, read
-from scalewise.runs.request import Notify
+from scalewise.runs.request import Notify, silent
 from scalewise.tasks import BUILT_IN
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task
@@ -124,7 +124,7 @@ def replay(
     task: str | None = None,
     data: Path | None = None,
     device: DeviceName = "auto",
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
 ) -> Replay:
     """Compute one step of a stored run again; its folder stays as it is.
 
@@ -159,7 +159,7 @@ def recompute(
     task: Task,
     step: int | None,
     device: DeviceName = "auto",
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
 ) -> Replay:
     """Restore the newest good checkpoint from before a step, or start, and train up to the step."""
     recorded = recorded_steps(folder)

@@ -43,7 +43,7 @@ from scalewise.runs.bench.common import (
     topology,
 )
 from scalewise.runs.bench.hosts import check_counts, interleaved
-from scalewise.runs.request import Notify
+from scalewise.runs.request import Notify, silent
 from scalewise.stats.timing import Cost, Estimate, fit, median_interval, rounds
 
 NAMES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "ordered")
@@ -160,7 +160,7 @@ def collectives(
     device: DeviceName = "auto",
     out: Path | None = None,
     source: str = SOURCE,
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
 ) -> CollectivesReport:
     """Time every collective, and store the report and the link profile that `plan` reads.
 
@@ -226,7 +226,7 @@ def measure_collectives(
     seconds: float = SECONDS,
     device: DeviceName = "cpu",
     source: str = SOURCE,
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
 ) -> CollectivesReport:
     """Time every collective in interleaved rounds, and fit what it costs; nothing is checked or stored."""
     machine = topology()

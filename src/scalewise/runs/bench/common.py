@@ -21,6 +21,7 @@ from scalewise.engine.processes.team import choose_device
 from scalewise.engine.store.folder import check_folder, make_folder
 from scalewise.errors import PlacementError, UsageError
 from scalewise.records import save_document
+from scalewise.runs.request import check_alone
 
 DOCUMENT_FILE = "bench.json"
 
@@ -44,8 +45,7 @@ class Report:
 @contextmanager
 def benching(out: Path | None) -> Iterator[None]:
     """The context of a bench that starts its own processes, with its folder checked before minutes of timing."""
-    if "RANK" in os.environ:
-        raise UsageError("bench starts its processes itself, got a torchrun job (RANK is set); run it without torchrun")
+    check_alone("bench")
     check_folder(out)
     with translating():
         yield

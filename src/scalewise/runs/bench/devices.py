@@ -19,7 +19,7 @@ from scalewise.runs.bench.cnn import Trained, trained
 from scalewise.runs.bench.common import Report, Topology, benching, stored, topology
 from scalewise.runs.bench.operations import OPERATIONS, TRANSFERS, Operation, Place, Run, missing, places
 from scalewise.runs.measure.throughput import matrix_product_peak, timed
-from scalewise.runs.request import Notify
+from scalewise.runs.request import Notify, silent
 from scalewise.stats.timing import Cost, fit, median_interval, rounds
 
 MOST_ROUNDS, SECONDS, QUICK_SECONDS = 15, 20.0, 5.0  # of operations; training takes as long again
@@ -95,7 +95,7 @@ class DevicesReport(Report):
     topology: Topology
 
 
-def devices(*, quick: bool = False, out: Path | None = None, notify: Notify = lambda line: None) -> DevicesReport:
+def devices(*, quick: bool = False, out: Path | None = None, notify: Notify = silent) -> DevicesReport:
     """Time operations and a training on every device of this machine.
 
     Arguments:

@@ -34,7 +34,7 @@ from scalewise.recipe import Recipe
 from scalewise.runs.bench.common import Report, stored
 from scalewise.runs.bench.payload import KINDS, Kind, Payload, Traffic
 from scalewise.runs.processes import Progress, answer, ask, origin_of
-from scalewise.runs.request import Notify
+from scalewise.runs.request import Notify, Settings, load_subject, silent
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Origin, Task
 
@@ -111,14 +111,14 @@ def parallelism(
     task: str | Task,
     /,
     *,
-    set: Sequence[str] = (),
+    set: Settings = (),
     rounds: int = ROUNDS,
     data: Path | None = None,
     processes: int = 2,
     device: DeviceName = "auto",
     link: Path | None = None,
     out: Path | None = None,
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
     **fields: Any,  # noqa: ANN401
 ) -> ParallelismReport | None:
     """Compare every kind of parallelism on a task, and store the report.
@@ -142,13 +142,13 @@ def parallelism(
     if count < 2:
         raise PlacementError(f"--processes must be at least 2 to compare ways to share work, got {count}")
     known = links.load(link) if link else None
-    loaded = load_task(task, set, data) if isinstance(task, str) else task
+    loaded = load_subject(task, set, data).task
     recipe = _recipe(loaded, count, fields)
     with translating():
         if takes_part():
             with taking_part(device) as team:
                 progress = compare_ways(loaded, recipe, team, device, known, rounds)
-                rows = answer(progress, notify if team.leads else lambda line: None)
+                rows = answer(progress, notify if team.leads else silent)
             if not team.leads:
                 return None
         else:

@@ -26,7 +26,7 @@ from scalewise.runs.bench.common import (
     topology,
 )
 from scalewise.runs.bench.hosts import check_counts, interleaved
-from scalewise.runs.request import Notify
+from scalewise.runs.request import Notify, Settings, load_subject, silent
 from scalewise.stats.timing import Lost, Parts, efficiency_rounds, lost, median_interval, medians, parts_of_step, rounds
 from scalewise.tasks.load import load_task
 
@@ -191,7 +191,7 @@ def scaling(
     workers: int | None = None,
     threads: int = 1,
     seconds: float = SECONDS,
-    set: Sequence[str] = (),
+    set: Settings = (),
     data: Path | None = None,
     hosts: int | None = None,
     rate: str | None = None,
@@ -200,7 +200,7 @@ def scaling(
     shard_optimizer: bool = False,
     loaders: int | None = None,
     out: Path | None = None,
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
     **recipe: Any,  # noqa: ANN401
 ) -> ScalingReport:
     """Train on each number of processes, in interleaved rounds, and store the report.
@@ -230,12 +230,12 @@ def scaling(
         least = max(counts) if mode == "strong" else 1
         if spread < least:
             raise RecipeError(f"workers must be at least {least} here, got {spread}; raise --workers")
-        loaded = load_task(task, set, data)
-        trained = loaded.recipe.replace(**recipe, threads=threads)
+        loaded = load_subject(task, set, data)
+        trained = loaded.task.recipe.replace(**recipe, threads=threads)
         chosen = chosen_device(device, max(counts))
         placement = Placement(device=chosen, reduce=reduce, shard_optimizer=shard_optimizer, loaders=loaders)
-        work = TrainingWork(task, tuple(set), data, trained, placement)
-        return stored(_measured(work, loaded.name, counts, mode, spread, hosts, rate, seconds, notify), out)
+        work = TrainingWork(loaded.spec, tuple(loaded.settings), data, trained, placement)
+        return stored(_measured(work, loaded.task.name, counts, mode, spread, hosts, rate, seconds, notify), out)
 
 
 def _measured(

@@ -35,7 +35,7 @@ from scalewise.runs.profile.result import LoaderRow, Overhead, ProcessRow, Profi
 from scalewise.runs.profile.session import Notes, Times, observe, usage
 from scalewise.runs.profile.times import trace
 from scalewise.runs.profile.verdict import verdict
-from scalewise.runs.request import Notify, compiles
+from scalewise.runs.request import Notify, Settings, compilable, load_subject, silent
 from scalewise.stats.timing import median_interval
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Origin, Task
@@ -62,7 +62,7 @@ def profile(
     task: str | Task,
     /,
     *,
-    set: Sequence[str] = (),
+    set: Settings = (),
     recipe: Path | Recipe | None = None,
     steps: int | None = None,
     data: Path | None = None,
@@ -73,7 +73,7 @@ def profile(
     noise: bool = True,
     loaders: int | None = None,
     out: Path | None = None,
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
     **fields: Any,  # noqa: ANN401
 ) -> Outcome | None:
     """Profile some steps of a training from its start, and store the profile and its trace.
@@ -93,13 +93,11 @@ def profile(
     placement = Placement(device=device, reduce=reduce, shard_optimizer=shard_optimizer, noise=noise, loaders=loaders)
     if steps is not None and steps < 1:
         raise UsageError(f"steps must be at least 1, got {steps}; change --steps")
-    loaded = load_task(task, set, data) if isinstance(task, str) else task
+    loaded = load_subject(task, set, data).task
     base = Recipe.load(recipe) if isinstance(recipe, Path) else recipe or loaded.recipe
     chosen, _ = resolve(base, fields, "plain", available_cores())
-    if chosen.compile and not compiles(device):
-        chosen = chosen.replace(compile=False)
     with translating():
-        outcome = _outcome(loaded, chosen, placement, processes, steps, out, notify)
+        outcome = _outcome(loaded, compilable(chosen, device), placement, processes, steps, out, notify)
         return None if outcome is None else _stored(outcome, out)
 
 
@@ -117,7 +115,7 @@ def _outcome(
         with taking_part(placement.device) as team:
             if team.leads:
                 check_folder(out)
-            return answer(profiled(task, recipe, placement, steps), notify if team.leads else lambda line: None)
+            return answer(profiled(task, recipe, placement, steps), notify if team.leads else silent)
     check_folder(out)
     check_recipe(placement, recipe)
     if processes is not None:
