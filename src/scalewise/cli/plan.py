@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from scalewise.cli import plan_view as views
+from scalewise.cli.flags import DataFolder, Json, Quiet, Settings, TaskName
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import TargetMissed
@@ -24,12 +25,12 @@ RecipeFlags = recipe_flags(__name__, without=("workers", "target", "patience", "
 
 
 def plan(
-    task: str,
+    task: TaskName,
     /,
     *,
     flags: Annotated[RecipeFlags, Parameter(name="*")] = RecipeFlags(),  # type: ignore[valid-type]  # noqa: B008
     workers: str = USUAL_WORKERS,
-    set: Annotated[list[str] | None, Parameter(negative=())] = None,
+    set: Settings = None,
     source: Annotated[list[Path] | None, Parameter(name="--from", negative=(), consume_multiple=True)] = None,
     target: Annotated[float | None, Parameter(group=WISH)] = None,
     deadline: Annotated[str | None, Parameter(group=WISH, allow_leading_hyphen=True)] = None,
@@ -44,12 +45,12 @@ def plan(
     memory: Annotated[str | None, Parameter(group=DEVICES)] = None,
     accelerator: Annotated[str | None, Parameter(group=DEVICES)] = None,
     image: Annotated[str | None, Parameter(group=DEVICES)] = None,
-    data: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
+    data: DataFolder = None,
     device: Annotated[DeviceName, Parameter(group=PLACEMENT)] = "auto",
     write: Annotated[list[System] | None, Parameter(group=OUTPUT, negative=())] = None,
     out: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
-    json: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
-    quiet: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Say how far more workers go: steps, time, money and accuracy at each number of them, and which to take.
 
@@ -59,12 +60,8 @@ def plan(
 
     Parameters
     ----------
-    task: str
-        A built-in name, path/to/file.py (its task() function), or package.module:function.
     workers: str
         The numbers of workers to plan for, each on a device of its own.
-    set: list[str] | None
-        name=value for the task's function; may be repeated.
     source: list[Path] | None
         Records to plan from: folders of measure, train, compare or plan, link profiles of bench. What they do not
         hold is measured.
@@ -95,8 +92,6 @@ def plan(
         Kind of device for --write, as in A100; without it the job files ask for no GPU.
     image: str | None
         Container image for --write kubernetes and trainjob.
-    data: Path | None
-        Folder of the task's data files, looked in before $SCALEWISE_DATA and the usual caches; downloads go there.
     device: DeviceName
         Kind of device to measure on.
     write: list[System] | None
@@ -104,10 +99,6 @@ def plan(
         a PyTorchJob of Kubeflow's training operator, trainjob a TrainJob of Kubeflow Trainer 2.
     out: Path | None
         Folder of the plan; by default runs/plan-<task>-<time>.
-    json: bool
-        Print one JSON document on stdout.
-    quiet: bool
-        Draw nothing.
     """
     request = PlanRequest(
         task,

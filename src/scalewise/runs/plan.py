@@ -219,9 +219,9 @@ def _with_measured(
 ) -> Known:
     """The records, with what they do not hold measured here."""
     from scalewise.engine.store.folder import RunFolder
-    from scalewise.runs.measure import wanted as measuring
-    from scalewise.runs.measure.measured import measured
+    from scalewise.runs.measure import measure as measuring
     from scalewise.runs.measure.minima.trained import train_in
+    from scalewise.runs.measure.request import MeasureRequest
 
     memory = request.hardware.memory_bytes
     gaps = assembling.missing(facts, run.recipe, known, request.target, memory)
@@ -237,10 +237,10 @@ def _with_measured(
         known = known.plus(read_records([folder / "single"], facts))
     skip = [part for part in ("noise", "memory", "throughput") if part not in gaps]
     if len(skip) < 3:
-        wanted = measuring.Wanted(skip=skip, memory=memory, device=request.device)  # type: ignore[arg-type]
-        found = measured(subject.task, run, wanted, folder, notify)
+        wanted = MeasureRequest(subject.task, skip=skip, memory=memory, device=request.device)  # type: ignore[arg-type]
+        found = measuring.measured(subject.task, run, wanted, folder, notify)
         save_request(folder, Begun(subject.spec, subject.settings, request.given))
-        save_document(folder / measuring.DOCUMENT_FILE, {"run": str(folder), **found.to_json()})
+        save_document(folder / measuring.DOCUMENT_FILE, found.to_json())
         known = known.plus(read_records([folder / measuring.DOCUMENT_FILE], facts))
     return known
 

@@ -43,14 +43,15 @@ def silent(line: str) -> None:
 
 def request_from(kind: type[RequestT], task: str | Path | Task, options: Mapping[str, Any]) -> RequestT:
     """A request from keyword arguments: its own fields, and fields of the recipe as what was given."""
-    known = {field.name for field in dataclasses.fields(kind)} - {"task", "given"}  # type: ignore[arg-type]
+    subject, *others = (field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+    known = {*others} - {"given"}
     given = {name: value for name, value in options.items() if name in Recipe.model_fields and name not in known}
     unknown = [name for name in options if name not in known and name not in given]
     if unknown:
         names = ", ".join(sorted(known))
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; options are {names}, and fields of sw.Recipe")
     own = {name: value for name, value in options.items() if name in known}
-    return kind(str(task) if isinstance(task, Path) else task, given=given, **own)  # type: ignore[call-arg]
+    return kind(**own, **{subject: str(task) if isinstance(task, Path) else task, "given": given})
 
 
 def check_alone(command: str) -> None:

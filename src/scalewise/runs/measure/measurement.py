@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from scalewise.recipe import Recipe
+from scalewise.records import finite
 from scalewise.runs.measure.critical.branch import BranchReport
 from scalewise.runs.measure.critical.sweep import SweepReport
 from scalewise.runs.measure.efficiency import Efficiency, counts, efficiency
@@ -36,6 +38,7 @@ class Measurement:
 
     task: str
     recipe: Recipe
+    folder: Path | None = None
     noise: NoiseReport | None = None
     verified: BranchReport | SweepReport | None = None
     memory: MemoryReport | None = None
@@ -78,9 +81,10 @@ class Measurement:
         return None if self.cheap is None or self.verified is None else agreement(self.cheap, self.verified.critical)
 
     def to_json(self) -> dict[str, Any]:
-        """What `measure --json` prints, but for what the command itself knows."""
+        """What `measure --json` prints."""
         recipe = self.recipe
-        return {
+        content: dict[str, Any] = {
+            **({} if self.folder is None else {"run": str(self.folder)}),
             "task": self.task,
             "workers": recipe.workers,
             "worker_batch": recipe.worker_batch,
@@ -96,6 +100,8 @@ class Measurement:
             "landscape": self._landscape(),
             "seconds": self.seconds,
         }
+        found: dict[str, Any] = finite(content)
+        return found
 
     def _noise(self) -> dict[str, Any]:
         if self.noise is None:

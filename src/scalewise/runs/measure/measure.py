@@ -1,19 +1,25 @@
-"""All parts of a measurement, one after another."""
+"""How far a model can scale: noise scale, critical batch, largest worker batch that fits, throughput, sharpness.
+
+A measurement stands in a folder, with the runs that were trained for it; resuming does not train those again.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from scalewise.engine.placement import Placement
+from scalewise.engine.placement import DeviceName, Placement, available_cores
+from scalewise.engine.processes import signals
+from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.memory import is_out_of_memory, says_out_of_memory
-from scalewise.engine.store.folder import RunFolder, RunRecipe
-from scalewise.errors import RunFolderError, ScalewiseError, TargetMissed, TooLittleMemory
-from scalewise.recipe import Recipe
+from scalewise.engine.store.folder import RunFolder, RunRecipe, check_folder
+from scalewise.errors import Interrupted, RunFolderError, ScalewiseError, TargetMissed, TooLittleMemory
+from scalewise.recipe import Recipe, resolve
+from scalewise.records import save_document
 from scalewise.runs.measure.critical.branch import SEEDS as BRANCH_SEEDS
 from scalewise.runs.measure.critical.branch import BranchReport, Plan, branch, single
 from scalewise.runs.measure.critical.sweep import (
@@ -32,11 +38,23 @@ from scalewise.runs.measure.minima.sharpness import SUBSPACE, sharpness
 from scalewise.runs.measure.minima.surface import StoredWeights, stored_weights
 from scalewise.runs.measure.minima.trained import train_in
 from scalewise.runs.measure.noise import check_groups, measure_noise
+from scalewise.runs.measure.request import RANDOM, MeasureRequest, Part
 from scalewise.runs.measure.throughput import throughput
-from scalewise.runs.measure.wanted import RANDOM, Part, Wanted
+from scalewise.runs.request import (
+    Begun,
+    Notify,
+    answering,
+    compilable,
+    load_subject,
+    request_from,
+    resumed_folder,
+    resumed_request,
+    save_request,
+    silent,
+)
 from scalewise.tasks.task import Task
 
-Notify = Callable[[str], None]
+DOCUMENT_FILE = "measure.json"
 
 
 class Unfinished(TooLittleMemory):
@@ -47,7 +65,59 @@ class Unfinished(TooLittleMemory):
         self.found = replace(found, unfinished=message)
 
 
-def measured(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: Notify) -> Measurement:
+def measure(task: str | Path | Task, *, notify: Notify = silent, **options: Any) -> Measurement:  # noqa: ANN401
+    """Measure how far a model can scale.
+
+        >>> found = sw.measure("digits", workers=8)  # doctest: +SKIP
+        >>> found.noise.used.value, found.critical.value  # doctest: +SKIP
+        (103.2, 103.2)
+
+    Arguments:
+        task: a built-in name, a file, or a `Task`. What others cannot load is trained in this process, one run after
+            another; the largest worker batch is tried in other processes, so that such a task must be picklable for it.
+        notify: called with each line on what is being done.
+        options: fields of `MeasureRequest`, named like the flags of the command, and fields of the recipe.
+    """
+    return answer(request_from(MeasureRequest, task, options), notify)
+
+
+def answer(request: MeasureRequest, notify: Notify = silent) -> Measurement:
+    """Load the task, complete the recipe, measure in a new or resumed folder, and store what was found."""
+    subject = load_subject(request.task, request.set, request.data)
+    task = subject.task
+    begun = Begun(
+        subject.spec, subject.settings, request.given, None if request.recipe is None else str(request.recipe)
+    )
+    resumed = resumed_folder(request.resume, request.out, f"measure-{task.name}")
+    if resumed is None:
+        check_folder(request.out)
+    else:
+        begun = resumed_request(resumed, begun)
+    with translating():
+        run = _complete(begun, task, request.device)
+    with answering(f"measure-{task.name}", request.out, resumed) as folder:
+        save_request(folder, begun)
+        try:
+            found = measured(task, run, request, folder, notify)
+        except Unfinished as error:
+            found = error.found
+        except Interrupted as error:
+            number = error.exit_code - 128
+            words = "stopped the measurement; its runs are saved, go on with the same command and --resume"
+            raise Interrupted(f"{signals.name(number)} {words} {folder}", number) from None
+        save_document(folder / DOCUMENT_FILE, found.to_json())
+    return found
+
+
+def _complete(begun: Begun, task: Task, device: DeviceName) -> RunRecipe:
+    """The recipe, complete: the file's or the task's own, what was given, and what follows from it."""
+    base = task.recipe if begun.recipe is None else Recipe.load(Path(begun.recipe))
+    recipe, derived = resolve(base, begun.given, "plain", available_cores())
+    recipe = compilable(recipe, device).replace(patience=None, target=None)
+    return RunRecipe(begun.task, begun.settings, recipe, derived)
+
+
+def measured(task: Task, run: RunRecipe, wanted: MeasureRequest, folder: Path, notify: Notify) -> Measurement:
     """Measure what is wanted: first what may fail at once, last what takes longest.
 
     Arguments:
@@ -63,13 +133,13 @@ def measured(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: N
     if "noise" not in wanted.skip:
         check_groups(task, run.recipe, wanted.device)
     _check_room(task, run.recipe, wanted)
-    found = Measurement(task.name, run.recipe)
+    found = Measurement(task.name, run.recipe, folder)
     found = _machine(task, found, wanted, notify)
     found = _scale(task, run, found, wanted, folder, notify)
     return _minima(task, run, found, wanted, folder, stored, notify)
 
 
-def _check_room(task: Task, recipe: Recipe, wanted: Wanted) -> None:
+def _check_room(task: Task, recipe: Recipe, wanted: MeasureRequest) -> None:
     """Refuse a verification that the training data or the budget have no room for, before anything is measured."""
     if wanted.verify == "sweep":
         check_ladder(default_ladder(task, recipe), recipe)
@@ -105,7 +175,7 @@ def _unfinished(part: str, error: Exception) -> str:
     )
 
 
-def _machine(task: Task, found: Measurement, wanted: Wanted, notify: Notify) -> Measurement:
+def _machine(task: Task, found: Measurement, wanted: MeasureRequest, notify: Notify) -> Measurement:
     """What this machine holds, and how fast it is."""
     placement = Placement(device=wanted.device)
     if "memory" not in wanted.skip:
@@ -113,7 +183,7 @@ def _machine(task: Task, found: Measurement, wanted: Wanted, notify: Notify) -> 
             fitting = largest_worker_batch(
                 task,
                 found.recipe,
-                budget=wanted.memory,
+                budget=wanted.memory_bytes,
                 processes=wanted.processes or 1,
                 placement=placement,
                 notify=notify,
@@ -127,7 +197,9 @@ def _machine(task: Task, found: Measurement, wanted: Wanted, notify: Notify) -> 
     return found
 
 
-def _scale(task: Task, run: RunRecipe, found: Measurement, wanted: Wanted, folder: Path, notify: Notify) -> Measurement:
+def _scale(
+    task: Task, run: RunRecipe, found: Measurement, wanted: MeasureRequest, folder: Path, notify: Notify
+) -> Measurement:
     """The noise scale, and the critical batch by training where that is asked for."""
     if "noise" not in wanted.skip:
         with _timed(found, "noise"):
@@ -142,7 +214,9 @@ def _scale(task: Task, run: RunRecipe, found: Measurement, wanted: Wanted, folde
     return found
 
 
-def _verified(task: Task, run: RunRecipe, wanted: Wanted, folder: Path, notify: Notify) -> BranchReport | SweepReport:
+def _verified(
+    task: Task, run: RunRecipe, wanted: MeasureRequest, folder: Path, notify: Notify
+) -> BranchReport | SweepReport:
     assert wanted.verify is not None
     place, recipe = folder / wanted.verify, run.recipe
     if any(value.field == "threads" for value in run.derived):
@@ -175,7 +249,7 @@ def _minima(
     task: Task,
     run: RunRecipe,
     found: Measurement,
-    wanted: Wanted,
+    wanted: MeasureRequest,
     folder: Path,
     stored: Sequence[StoredWeights],
     notify: Notify,
@@ -194,7 +268,7 @@ def _minima(
 
 
 def _landscape(
-    task: Task, found: Measurement, wanted: Wanted, stored: Sequence[StoredWeights], notify: Notify
+    task: Task, found: Measurement, wanted: MeasureRequest, stored: Sequence[StoredWeights], notify: Notify
 ) -> Measurement:
     """The line between the first two runs, and the plane if it is wanted, with the recipe of the first."""
     recipe, first, second = stored[0].run.recipe, stored[0].tensors, stored[1].tensors
@@ -207,7 +281,7 @@ def _landscape(
     return replace(found, line=between, plane=there)
 
 
-def _minimum(task: Task, weights: StoredWeights, wanted: Wanted, notify: Notify) -> Minimum:
+def _minimum(task: Task, weights: StoredWeights, wanted: MeasureRequest, notify: Notify) -> Minimum:
     full, subspace = (
         sharpness(
             task,
