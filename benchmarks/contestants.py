@@ -27,7 +27,7 @@ from rounds import (
 )
 from scalewise import Placement, Recipe
 from scalewise.engine.loop import Training
-from scalewise.engine.numerics import numerics
+from scalewise.engine.parallel.model import numerics
 from scalewise.engine.processes.memory import keep_freed_memory
 
 FOR_EVER = 10**9

@@ -307,11 +307,11 @@ def training():
         yield training
 
 
-def test_what_a_survivor_saves_is_the_state_after_a_whole_step(tmp_path, training):
+def test_an_emergency_checkpoint_is_the_state_after_a_whole_step(tmp_path, training):
     seen = training.records()
     newest = [next(seen) for _ in range(3)]
     expected = {name: tensor.clone() for name, tensor in training.strategy.model.tensors().items()}
-    training.strategy.gradients(training.progress.step, 0)  # a step that breaks off: it changes batch-norm statistics
+    training.gradients()  # a step that breaks off: it changes batch-norm statistics
     training.strategy._computes = True  # as with other processes
     assert emergency.save(training, tmp_path, newest) == 4  # the record of the fourth step was still waiting
     stored = checkpoint.model_tensors(tmp_path / "step-4")
@@ -348,7 +348,7 @@ def test_an_epoch_that_was_not_recorded_is_recorded_later(tmp_path, training, mo
     assert rest[1].weights_sha256 == expected.weights_sha256
 
 
-def test_the_records_of_a_survivor_replace_those_from_its_first_step_on(tmp_path, training):
+def test_the_records_of_an_emergency_checkpoint_replace_those_from_its_first_step_on(tmp_path, training):
     seen = training.records()
     steps = [next(seen) for _ in range(4)]
     epoch = sw.Epoch(1, 1.0, 32, 0.1, {}, None, False, 0.0, 0.0)

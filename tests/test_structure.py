@@ -238,3 +238,47 @@ print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in
 def test_training_does_not_import_torchs_compiler():
     done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+STEP_FILES = 14
+LAYER_WISE_FILES = 15  # the norms of whole parameters come from one file more
+STEPS = {  # 8 workers on one process: settings of `digits`, and what the recipe adds
+    "momentum": ({}, {}),
+    "adam": ({}, {"optimizer": "adam"}),
+    "muon": ({}, {"optimizer": "muon"}),
+    "clipping": ({}, {"clip_norm": 1.0}),
+    "micro-batches": ({}, {"micro_batch": 8}),
+    "batch-norm": ({"bn": "true"}, {}),
+    "ghost-batch-norm": ({"bn": "true"}, {"batch_norm": "ghost:8"}),
+    "dropout": ({"dropout": "0.1"}, {}),
+    "adascale": ({}, {"lr_rule": "adascale"}),
+    "schedule": ({}, {"schedule": "cosine", "warmup_epochs": 1.0, "lr_rule": "linear"}),
+    "lars": ({}, {"optimizer": "lars"}),
+    "lamb": ({}, {"optimizer": "lamb"}),
+    "all": ({"bn": "true"}, {"optimizer": "lamb", "clip_norm": 1.0, "micro_batch": 8, "schedule": "cosine"}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_on_one_process_passes_few_files(name):
+    settings, fields = STEPS[name]
+    task = scalewise.load_task("digits", [f"{key}={value}" for key, value in settings.items()])
+    training = scalewise.train(task, Recipe(workers=8, worker_batch=16, threads=1, **fields))
+    passed = set()
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(str(SOURCE)):
+            passed.add(str(Path(frame.f_code.co_filename).relative_to(SOURCE)))
+
+    for _ in range(3):
+        next(training)
+    sys.setprofile(note)
+    try:
+        record = next(training)
+    finally:
+        sys.setprofile(None)
+        training.close()
+    assert record.kind == "step"
+    assert {"engine/loop.py", "engine/pace.py", "engine/sums/flat.py", "tasks/task.py"} <= passed
+    most = LAYER_WISE_FILES if fields.get("optimizer") in ("lars", "lamb") else STEP_FILES
+    assert len(passed) <= most, sorted(passed)

@@ -92,6 +92,8 @@ class Cuts:
     """
 
     def __init__(self, recipe: Recipe, samples: int) -> None:
+        self.micro_batch = recipe.rows
+        self._workers, self._micro_batches = recipe.workers, recipe.micro_batches
         self._global_batch = recipe.global_batch
         self.total_steps = recipe.total_steps(samples)
         self._phases = [_Phase(0, 0, 1)]
@@ -128,6 +130,18 @@ class Cuts:
     def parts(self, step: int) -> int:
         """Worker batches that each worker takes in a step."""
         return self._phase(step).parts
+
+    def samples(self, step: int) -> int:
+        """Samples of all workers in a step."""
+        return self._phase(step).parts * self._global_batch
+
+    def micro_batches(self, step: int) -> int:
+        """Micro batches of each worker in a step."""
+        return self._phase(step).parts * self._micro_batches
+
+    def gradients(self, step: int) -> int:
+        """Gradients, one for each micro batch of each worker, that make the mean of a step."""
+        return self._workers * self.micro_batches(step)
 
     @property
     def most_parts(self) -> int:

@@ -1,11 +1,9 @@
 """Loss and metrics over a data set: the same numbers on any number of processes.
 
-Batch-norm statistics that are right at evaluation.
-
-Running averages forget over 1 ÷ momentum steps. After few steps of a large global batch they still hold the start
-values and those of weights long gone: the lecture's network (momentum 0.01, 144 steps) scores 0.27 on test data with
-them and 0.64 with statistics recomputed for the present weights. Recomputing happens around an evaluation only; the
-training state, and its hash, stay as they are.
+Batch-norm statistics may be recomputed for it. Running averages forget over 1 ÷ momentum steps. After few steps of a
+large global batch they still hold the start values and those of weights long gone: the lecture's network (momentum
+0.01, 144 steps) scores 0.27 on test data with them and 0.64 with statistics recomputed for the present weights.
+Recomputing happens around an evaluation only; the training state, and its hash, stay as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from scalewise.engine.data import streams
 from scalewise.engine.data.feed import fetched, placed
 from scalewise.engine.data.samples import Samples, check_finite
 from scalewise.engine.parallel.model import PlacedModel
-from scalewise.engine.parallel.workers import numbers_tensor, precision
+from scalewise.engine.parallel.workers import means, numbers_tensor, precision
 from scalewise.engine.processes.team import Team
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
@@ -84,17 +82,7 @@ def _means(names: list[str], rows: Tensor, counts: list[int]) -> dict[str, float
     return means(names, ordered)
 
 
-def means(names: list[str], rows: list[list[float]]) -> dict[str, float]:
-    """Σ total ÷ Σ weight for each name, in order; 0 ÷ 0 is not a number."""
-    result = {}
-    for number, name in enumerate(names):
-        total = sum(row[2 * number] for row in rows)
-        weight = sum(row[2 * number + 1] for row in rows)
-        result[name] = total / weight if weight else float("nan")
-    return result
-
-
-SETTLED = 30.0  # so many times the averages must have been renewed before they are trusted
+SETTLED = 30.0  # times that the averages must have been renewed before they are trusted
 SAMPLES = 4096  # that the statistics are recomputed from
 
 
@@ -116,7 +104,7 @@ def recomputed(
     device: torch.device,
     most: int = SAMPLES,
 ) -> Iterator[None]:
-    """The statistics of the present weights over at most so many training samples, in place of running averages.
+    """The statistics of the present weights over at most `most` training samples, in place of running averages.
 
     Every process computes the same ones. The mean over groups of the shape that training has, each counting alike.
     """
@@ -128,7 +116,7 @@ def recomputed(
             norm.reset_running_stats()
         _pass_samples(task, recipe, model, norms, samples, loaders, device, most)
         for norm, (_, buffers) in zip(norms, kept, strict=True):
-            if not norm.num_batches_tracked:  # evaluation does not come here, as to a head that only training uses
+            if not norm.num_batches_tracked:  # evaluation leaves it out, as a head that only training uses
                 _copy(norm, buffers)
         yield
     finally:

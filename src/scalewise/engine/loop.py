@@ -1,4 +1,11 @@
-"""The training loop: a generator of records. Whoever calls it draws, stores and stops."""
+"""The training loop: a generator of records. Whoever calls it draws, stores and stops.
+
+    indices ─▶ worker gradients (+ norms) ─▶ ordered sum ─▶ noise ─▶ learning rate ─▶ update ─▶ record
+
+`Training.records` is the loop and `Training.take_step` the step. The strategy computes gradients and updates weights
+(parallel/), the pace chooses the learning rate (pace.py). A step's numbers are read a step late, so that nothing waits
+for them.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +23,20 @@ from torch import Tensor
 
 from scalewise import schedules
 from scalewise.engine import parallel
-from scalewise.engine.data.labels import check_labels
-from scalewise.engine.data.samples import Samples, check_finite, hold_out, open_samples
+from scalewise.engine.checks import check_gradients, check_label_smoothing, check_labels, check_losses
+from scalewise.engine.data.samples import Samples, hold_out, open_samples
 from scalewise.engine.evaluate import SAMPLES as STATISTICS_SAMPLES
-from scalewise.engine.evaluate import evaluate, means, recomputed, recomputes
-from scalewise.engine.numerics import numerics
-from scalewise.engine.pace import Pace, Progress
-from scalewise.engine.parallel.model import PlacedModel, sha256
-from scalewise.engine.parallel.protocol import Setup, StepNumbers, Strategy, first_broken, overflows
-from scalewise.engine.parallel.workers import numbers_tensor
+from scalewise.engine.evaluate import evaluate, recomputed, recomputes
+from scalewise.engine.pace import Pace, Progress, Selection
+from scalewise.engine.parallel.model import PlacedModel, numerics, sha256
+from scalewise.engine.parallel.protocol import Setup, Strategy
+from scalewise.engine.parallel.workers import StepNumbers, WorkerNumbers, means, numbers_tensor
 from scalewise.engine.placement import Placement, available_cores, check_processes, check_recipe, loader_processes
 from scalewise.engine.processes import team as teams
 from scalewise.engine.processes.heartbeat import HEARTBEAT, Heartbeat
 from scalewise.engine.processes.memory import has_room_to_keep, keep_freed_memory, return_freed_memory
 from scalewise.engine.sums import replicas
-from scalewise.errors import NonFiniteGradient, NonFiniteLoss, Place, RecipeError, TaskError
+from scalewise.errors import NonFiniteLoss, Place, TaskError
 from scalewise.recipe import Derived, Pilot, Recipe, resolve
 from scalewise.records import Epoch, Record, Result, Step
 from scalewise.stats.noise_scale import NoiseScale
@@ -38,8 +44,8 @@ from scalewise.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """A step whose numbers are read a step late, so that nothing waits for them."""
+class _Taken:
+    """A step that was taken, and whose numbers are not read yet."""
 
     step: int
     lr: float
@@ -60,7 +66,7 @@ def train(task: Task, recipe: Recipe | None = None, placement: Placement | None 
     Arguments:
         task: what is learned.
         recipe: how; by default the task's own. Nothing is derived from it: auto belongs to the command.
-        placement: where; by default whatever device there is.
+        placement: where; by default on whatever device is available.
     """
     with Training(task, recipe or task.recipe, placement or Placement()) as training:
         yield from training.records()
@@ -89,7 +95,7 @@ class Training:
             hold_out: keep a tenth of the training data out for validation where the task has none, although nothing in
                 the recipe asks for it.
             pilot: what was trained before step 0 to derive the recipe, which counts in the result.
-            alone: train on this process by itself, whatever job it was started in.
+            alone: train on this process by itself, also inside a job of several.
         """
         self.recipe, threads = resolve(recipe, {}, "plain", available_cores())
         self.derived = (derived or []) + threads
@@ -99,12 +105,12 @@ class Training:
         self.best: dict[str, Tensor] = {}
         self.final: dict[str, Tensor] = {}  # once training has ended: the model to use, with its right statistics
         self.statistics_samples = STATISTICS_SAMPLES  # at most, where batch norm is recomputed for an evaluation
-        self.signal = 0  # set it to the number of a signal to stop after the step, on all processes alike
+        self.signal = 0  # set it to the number of a signal to stop all processes after the step
         self.interrupted = 0  # the signal for which training has stopped
         self.ended = False  # whether the last step is taken, recorded and stored
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Taken] = deque()
         self._whole = True  # whether the state is that after a whole step
-        self._compared_step = 0  # after which all processes were last seen to hold the same weights
+        self._compared_step = 0  # after which all processes last held the same weights
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -114,24 +120,20 @@ class Training:
             check_processes(self.team.size, self.recipe, self.placement)
             check_recipe(self.placement, self.recipe)
             if self.team.device.type == "cpu":
-                return_freed_memory()  # until the first step shows how much there is to keep
+                return_freed_memory()  # until the first step shows how much is worth keeping
             stack.enter_context(numerics(self.recipe, self.team.device, self.placement.exact))
             self._build()
-            stack.callback(self.strategy.close)
+            stack.callback(self.strategy.feed.close)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-        gc.collect()  # cycles hold the memory of a training until the collector comes to the old objects, seldom
+        gc.collect()  # cycles would hold the memory of a training until the next full collection, which is rare
 
     def _build(self) -> None:
         task, recipe = self.task, self.recipe
-        if recipe.label_smoothing and not task.smooths_labels():
-            raise RecipeError(
-                f"label_smoothing={recipe.label_smoothing} needs a loss that takes label_smoothing (as "
-                f"torch.nn.functional.cross_entropy does); this task's does not: use --label-smoothing 0"
-            )
+        check_label_smoothing(task, recipe)
         samples = open_samples(task.train, recipe.seed, "training")
         self.validation: Samples | None = None
         if task.validation is not None:
@@ -142,15 +144,15 @@ class Training:
         self.cuts = schedules.Cuts(recipe, len(samples))
         self.pace = Pace(recipe, len(samples), self.cuts)
         self.noise = NoiseScale(population=len(samples))
+        self._selection = Selection(task, recipe)
         model = PlacedModel(task, recipe, self.team)
         parts = {"training": samples, "validation": self.validation, "test": self.test}
-        known = {what: part for what, part in parts.items() if part is not None}
-        check_labels(task, recipe, model, known, self.team.device)
+        check_labels(task, recipe, model, parts, self.team.device)
         setup = Setup(task, recipe, self.placement, self.team, samples, self.cuts, model)
         self.strategy: Strategy = parallel.build(setup)
 
     def restore(self, progress: Progress) -> None:
-        """Go on from where a checkpoint was; what was not exact before stays so."""
+        """Continue from where a checkpoint was; what was not exact before stays so."""
         self.progress = dataclasses.replace(progress, exact=progress.exact and self.strategy.exact)
         self._compared_step = progress.step
 
@@ -171,36 +173,28 @@ class Training:
         return self.progress.step >= self.cuts.total_steps or self.progress.learned >= self.pace.total
 
     def records(self) -> Iterator[Record]:
-        """Go on to the end of training; without a `Result` when a signal stops it before."""
+        """Train to the end; without a `Result` when a signal stops it before."""
         began = time.perf_counter() - self.progress.seconds
         first_step = self.progress.step
-        waiting = self._waiting
         if self._owes_epoch():
             yield self._end_epoch(began)
         while not (self.finished or self.stopped or self.interrupted):
-            started = time.perf_counter()
-            step = self.progress.step
-            waited = self.strategy.waited_seconds
-            numbers = self.strategy.gradients(step, self.signal)
+            started, waited = time.perf_counter(), self.strategy.feed.waited_seconds
+            numbers = self.gradients()
             self._whole = False
-            if overflows(numbers):
-                while waiting:
-                    yield self._step_record(waiting.popleft(), time.perf_counter() - began)
-                self._check_gradients(step, numbers)
-            lr, gain = self.pace.advance(self.progress, numbers)
-            self.strategy.update(lr)
-            self.progress.exact = self.progress.exact and self.strategy.exact
-            if step == first_step and self.team.device.type == "cpu" and has_room_to_keep(self.team.here):
-                keep_freed_memory()
-            input_seconds = self.strategy.waited_seconds - waited
-            waiting.append(_Waiting(step, lr, self.progress.learned, gain, numbers, input_seconds))
+            if numbers.overflows:
+                yield from self._read(0, began)
+                check_losses(self.strategy, self.samples, self.progress.step, numbers.read())
+                check_gradients(self.strategy, self.samples, self.progress.step, self.team)
+            taken = self._update(numbers)
+            self._waiting.append(dataclasses.replace(taken, input_seconds=self.strategy.feed.waited_seconds - waited))
             self._whole = True
+            if taken.step == first_step and self.team.device.type == "cpu" and has_room_to_keep(self.team.here):
+                keep_freed_memory()
             HEARTBEAT.last = Heartbeat(self.progress.step, True)
             ends_epoch = self.ends_epoch()
             pauses = ends_epoch or (self.pause_every is not None and self.progress.step % self.pause_every == 0)
-            records: list[Record] = []
-            while len(waiting) > (0 if pauses or self.interrupted else 1):
-                records.append(self._step_record(waiting.popleft(), time.perf_counter() - began))
+            records = [*self._read(0 if pauses else 1, began)]
             self.progress.training_seconds += time.perf_counter() - started
             self.progress.seconds = time.perf_counter() - began
             yield from records
@@ -210,8 +204,33 @@ class Training:
             self.ended, self._whole = True, False
             yield self._result(began)
 
+    def take_step(self) -> StepNumbers:
+        """One step by itself, without a record: gradients, learning rate, update."""
+        numbers = self.gradients()
+        self._update(numbers)
+        return numbers
+
+    def gradients(self) -> StepNumbers:
+        """Every worker's gradient, reduced to their mean: the first half of a step."""
+        step = self.progress.step
+        wanted = self.placement.noise or self.recipe.lr_rule == "adascale"
+        return self.strategy.gradients(step, self.signal, wanted and self.cuts.gradients(step) > 1)
+
+    def _update(self, numbers: StepNumbers) -> _Taken:
+        """The second half of a step: the learning rate, and the update of the weights."""
+        step = self.progress.step
+        lr, gain = self.pace.advance(self.progress, numbers)
+        self.strategy.update(lr)
+        self.progress.exact = self.progress.exact and self.strategy.exact
+        return _Taken(step, lr, self.progress.learned, gain, numbers, 0.0)
+
+    def _read(self, left: int, began: float) -> Iterator[Step]:
+        """The records of steps whose numbers are still to be read, up to the last `left`; all of them on a signal."""
+        while len(self._waiting) > (0 if self.interrupted else left):
+            yield self._step_record(self._waiting.popleft(), time.perf_counter() - began)
+
     def settle(self) -> list[Step] | None:
-        """The records still waiting after the last whole step, for a training that broke off; None within an update."""
+        """The records still waiting after the last whole step, of a training that broke off; None within an update."""
         if not self._whole:
             return None
         seconds = self.progress.seconds
@@ -226,80 +245,53 @@ class Training:
         samples, before = len(self.samples), self.cuts.start(self.progress.step - 1)
         return self.seen // samples > before // samples or self.finished
 
-    def _step_record(self, waiting: _Waiting, seconds: float) -> Step:
-        step, numbers = waiting.step, waiting.numbers
-        rows = numbers.rows.wait().tolist()  # (worker, number)
-        if numbers.fingerprinted:
-            self._compare(replicas.by_process([[row.pop(), row.pop()] for row in rows], self.team.size), step)
-        self.interrupted = int(max(row.pop() for row in rows))
-        self._check_finite(step, rows)
-        pairs = [[*row[:2], *row[3:]] for row in rows]
-        self.progress.names = names = ["loss", *self.strategy.metric_names]
-        values = means(names, pairs)
-        self.progress.train_rows = [[sum(column) for column in zip(*self.progress.train_rows, *pairs, strict=True)]]
+    def _step_record(self, taken: _Taken, seconds: float) -> Step:
+        step, numbers = taken.step, taken.numbers
+        workers = numbers.read()
+        self._check_replicas(step, workers)
+        self.interrupted = max(worker.signal for worker in workers)
+        if not all(math.isfinite(worker.loss) for worker in workers):
+            check_losses(self.strategy, self.samples, step, workers)
+        sums = [[*map(float, worker.sums())] for worker in workers]
+        self.progress.names = names = ["loss", *numbers.metric_names]
+        values = means(names, sums)
+        self.progress.train_rows = [[sum(column) for column in zip(*self.progress.train_rows, *sums, strict=True)]]
         square = None if numbers.squared_norm is None else float(numbers.squared_norm)
-        groups = self.recipe.workers * self.recipe.micro_batches * self.cuts.parts(step)
+        groups = self.cuts.gradients(step)
         if square is not None and groups > 1 and self.placement.noise:
-            self.noise.observe(sum(row[2] for row in rows) / groups, square, groups, self.recipe.rows)
+            mean_square = sum(float(worker.squared_norms) for worker in workers) / groups
+            self.noise.observe(mean_square, square, groups, self.cuts.micro_batch)
         seen = self.cuts.start(step + 1)
         return Step(
             step=step + 1,
             epoch=seen / len(self.samples),
             samples=seen,
-            lr=waiting.lr,
+            lr=taken.lr,
             loss=values.pop("loss"),
             metrics=values,
             seconds=seconds,
-            input_seconds=waiting.input_seconds,
+            input_seconds=taken.input_seconds,
             gradient_norm=None if square is None else math.sqrt(square),
             noise_scale=self.noise.current,
-            progress=waiting.learned,
-            gain=waiting.gain,
+            progress=taken.learned,
+            gain=taken.gain,
         )
 
-    def _check_finite(self, step: int, rows: list[list[float]]) -> None:
-        for worker, row in enumerate(rows):
-            if not math.isfinite(row[0]):
-                indices, epochs = self.strategy.samples_of(step, worker)
-                check_finite(self.samples, indices, epochs, "training")
-                raise NonFiniteLoss(
-                    f"the loss must stay finite, got {row[0]} at step {step + 1} on worker {worker} (training samples "
-                    f"{self._shown(indices)}, whose values are finite); lower --lr, or add --warmup-epochs "
-                    f"or --clip-norm",
-                    Place(step + 1, worker, None, tuple(indices)),
-                )
-
-    def _check_gradients(self, step: int, numbers: StepNumbers) -> None:
-        """Refuse a worker's gradient that is not finite, before it reaches the weights."""
-        self._check_finite(step, numbers.rows.wait().tolist())
-        broken = first_broken(self.strategy, step, self.team)
-        if broken is None:  # only its square was too large for a number
-            return
-        worker, parameter = broken
-        indices, epochs = self.strategy.samples_of(step, worker)
-        check_finite(self.samples, indices, epochs, "training")
-        raise NonFiniteGradient(
-            f"gradients must stay finite, that of {parameter} is not at step {step + 1} on worker {worker} (training "
-            f"samples {self._shown(indices)}, whose values are finite), although the loss is; lower --lr, or "
-            f"look at it with `scalewise replay RUN`",
-            Place(step + 1, worker, parameter, tuple(indices)),
-        )
-
-    def _shown(self, indices: list[int]) -> str:
-        return ", ".join(map(self.samples.describe, indices[:8])) + (", …" if len(indices) > 8 else "")
-
-    def _compare(self, fingerprints: list[list[float]], step: int) -> None:
-        """Refuse weights that are not the same on every process, by their fingerprints."""
-        replicas.check(fingerprints, self.recipe.workers, step, self._compared_step)
-        self._compared_step = step
+    def _check_replicas(self, step: int, workers: list[WorkerNumbers]) -> None:
+        """Refuse weights that were not the same on every process before a step, where that was compared."""
+        if workers[0].fingerprint:
+            found = replicas.by_process([worker.fingerprint for worker in workers], self.team.size)
+            replicas.check(found, self.recipe.workers, step, self._compared_step)
+            self._compared_step = step
 
     def check_weights(self) -> None:
         """Refuse weights that are no longer finite or not the same everywhere, so that no checkpoint holds them."""
         mine = self.strategy.fingerprint() if self.team.size > 1 else None
         if mine is not None:
             rows = self.team.gather_rows(numbers_tensor([mine], self.team.device), [1] * self.team.size)
-            self._compare(rows.wait().tolist(), self.progress.step)
-        name = self.strategy.broken()
+            replicas.check(rows.wait().tolist(), self.recipe.workers, self.progress.step, self._compared_step)
+            self._compared_step = self.progress.step
+        name = self.strategy.non_finite()
         if name is not None:
             raise NonFiniteLoss(
                 f"the weights must stay finite, {name} is not after step {self.progress.step}; lower --lr, or add "
@@ -331,7 +323,7 @@ class Training:
         )
 
     def validate(self) -> dict[str, float]:
-        """Loss and metrics of the present weights on the validation data; training goes on as if not asked."""
+        """Loss and metrics of the present weights on the validation data; training continues unchanged."""
         if self.validation is None:
             raise TaskError("validation data are needed, got none; give the task validation=…, or hold some out")
         return self._evaluate(self.validation, "validation")
@@ -352,42 +344,22 @@ class Training:
         return loader_processes(self.placement, self.team.here)
 
     def _select(self, validation: dict[str, float]) -> bool:
-        """Remember the best weights by validation data; says whether this epoch is the best so far."""
-        progress = self.progress
-        value = self._metric(validation)
-        better = math.isfinite(value) and (
-            progress.best_value is None or self._sign * value > self._sign * progress.best_value
-        )
+        """Keep the best weights by validation data; returns whether this epoch is the best so far."""
+        better = self._selection.observe(self.progress, validation)
         if better:
-            progress.best_value, progress.best_step, progress.epochs_since_best = value, progress.step, 0
             with self.strategy.whole() as model:
                 self.best = {name: tensor.clone() for name, tensor in model.tensors().items()}
-        else:
-            progress.epochs_since_best += 1
         return better
 
     @property
     def reached(self) -> bool:
         """Whether the newest validation metric has reached the target."""
-        target, validation = self.recipe.target, self.progress.validation
-        return target is not None and validation is not None and self._sign * (self._metric(validation) - target) >= 0
+        return self._selection.reached(self.progress)
 
     @property
     def stopped(self) -> bool:
         """Whether target or patience end training early."""
-        patience = self.recipe.patience
-        return self.reached or (patience is not None and self.progress.epochs_since_best >= patience)
-
-    @property
-    def _sign(self) -> int:
-        return 1 if self.task.higher_is_better else -1
-
-    def _metric(self, values: dict[str, float]) -> float:
-        if self.task.metric not in values:
-            raise TaskError(
-                f"the task's metric {self.task.metric!r} must be among its numbers, got {', '.join(values)}"
-            )
-        return values[self.task.metric]
+        return self._selection.stopped(self.progress)
 
     def _result(self, began: float) -> Result:
         progress, recipe = self.progress, self.recipe

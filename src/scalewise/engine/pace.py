@@ -1,4 +1,4 @@
-"""Where a run is, and how fast it goes: the learning rate of each step and the progress it makes."""
+"""Where a run is, and how fast it goes: the learning rate of each step, the progress it makes, the best epoch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import math
 from dataclasses import dataclass, field
 
 from scalewise import schedules
-from scalewise.engine.parallel.protocol import StepNumbers
+from scalewise.engine.parallel.workers import StepNumbers
+from scalewise.errors import TaskError
 from scalewise.recipe import ADAPTIVE, Recipe
 from scalewise.stats.gain import GainAverage, decay, gain
 from scalewise.stats.noise_scale import signal_and_noise
+from scalewise.tasks.task import Task
 
 
 @dataclass
 class Progress:
-    """Where a run is: everything that a resumed run goes on from, besides tensors."""
+    """Where a run is: everything that a resumed run continues from, besides tensors."""
 
     step: int = 0
     train_rows: list[list[float]] = field(default_factory=list)  # (total, weight) sums since the last epoch record
@@ -36,7 +38,7 @@ class Progress:
 
 
 class Pace:
-    """Schedules as functions of progress; under AdaScale, steps that count as many as they are worth."""
+    """Schedules as functions of progress; under AdaScale, a step counts as many steps as its gain."""
 
     def __init__(self, recipe: Recipe, samples: int, cuts: schedules.Cuts) -> None:
         self._recipe, self._samples, self._cuts = recipe, samples, cuts
@@ -47,13 +49,13 @@ class Pace:
         self.total = float(single if self._adapts else cuts.start(cuts.total_steps))
 
     def advance(self, progress: Progress, numbers: StepNumbers) -> tuple[float, float | None]:
-        """Count a step whose gradients are there; returns its learning rate and, under AdaScale, its gain.
+        """Count a step whose gradients are known; returns its learning rate and, under AdaScale, its gain.
 
         The rate is the schedule's in the middle of the step's progress.
         """
         step_gain = self._gain(progress, numbers) if self._adapts else None
         if step_gain is None:
-            step_progress = float(self._cuts.start(progress.step + 1) - self._cuts.start(progress.step))
+            step_progress = float(self._cuts.samples(progress.step))
         else:
             step_progress = step_gain * self._recipe.worker_batch
         lr = self._schedule(progress.learned + step_progress / 2)
@@ -75,12 +77,47 @@ class Pace:
         if recipe.workers == 1:
             return 1.0
         assert numbers.squared_norm is not None
-        groups = recipe.workers * recipe.micro_batches
-        mean_square = sum(row[2] for row in numbers.rows.wait().tolist()) / groups
+        groups = self._cuts.gradients(progress.step)
+        mean_square = sum(float(worker.squared_norms) for worker in numbers.read()) / groups
         signal, noise = signal_and_noise(
-            mean_square, float(numbers.squared_norm), groups, recipe.rows, population=self._samples
+            mean_square, float(numbers.squared_norm), groups, self._cuts.micro_batch, population=self._samples
         )
         average = GainAverage(progress.gain_noise, progress.gain_signal, progress.gain_steps)
         average.observe(signal, noise, self._decay)
         progress.gain_noise, progress.gain_signal, progress.gain_steps = average.noise, average.signal, average.steps
         return gain(average.noise, average.signal, recipe.workers, recipe.worker_batch)
+
+
+class Selection:
+    """Which epoch is the best by validation data, and whether that ends training early."""
+
+    def __init__(self, task: Task, recipe: Recipe) -> None:
+        self._name, self._recipe = task.metric, recipe
+        self._sign = 1 if task.higher_is_better else -1
+
+    def observe(self, progress: Progress, validation: dict[str, float]) -> bool:
+        """Note an epoch's metric; returns whether it is the best so far."""
+        value = self._metric(validation)
+        better = math.isfinite(value) and (
+            progress.best_value is None or self._sign * value > self._sign * progress.best_value
+        )
+        if better:
+            progress.best_value, progress.best_step, progress.epochs_since_best = value, progress.step, 0
+        else:
+            progress.epochs_since_best += 1
+        return better
+
+    def reached(self, progress: Progress) -> bool:
+        """Whether the newest validation metric has reached the target."""
+        target, validation = self._recipe.target, progress.validation
+        return target is not None and validation is not None and self._sign * (self._metric(validation) - target) >= 0
+
+    def stopped(self, progress: Progress) -> bool:
+        """Whether target or patience end training early."""
+        patience = self._recipe.patience
+        return self.reached(progress) or (patience is not None and progress.epochs_since_best >= patience)
+
+    def _metric(self, values: dict[str, float]) -> float:
+        if self._name is None or self._name not in values:
+            raise TaskError(f"the task's metric {self._name!r} must be among its numbers, got {', '.join(values)}")
+        return values[self._name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
-from scalewise.optim.layerwise import Group, LayerWise, Member, Tensors
+from scalewise.optim.layerwise import Group, LayerWise, Member
 from scalewise.optim.native import Layers, doubles
-from scalewise.optim.rules import Vector, local_part, norm, norms, refuse_half, trust_ratio, trust_ratios
+from scalewise.optim.rules import Vector, fused_adam, local_part, norm, norms, refuse_half, trust_ratio, trust_ratios
 
 
 class Memory:
@@ -164,30 +164,3 @@ def _directions(group: Group, members: list[Member]) -> list[Tensor]:
 def count_step(state: Mapping[str, Tensor]) -> None:
     """One more; adding a number to a tensor without dimensions takes three times as long."""
     state["step"].fill_(state["step"].item() + 1)
-
-
-def fused_adam(
-    weights: Tensors,
-    gradients: Tensors,
-    states: Sequence[Mapping[str, Tensor]],
-    betas: tuple[float, float],
-    eps: float,
-    lr: float,
-    decay: float = 0.0,
-) -> None:
-    """w ← (1 − lr·decay)·w − lr·r for many layers, moments included, in torch's fused kernel."""
-    torch._fused_adamw_(
-        weights,
-        gradients,
-        [state["exp_avg"] for state in states],
-        [state["exp_avg_sq"] for state in states],
-        [],
-        [state["step"] for state in states],
-        lr=lr,
-        beta1=betas[0],
-        beta2=betas[1],
-        weight_decay=decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-    )

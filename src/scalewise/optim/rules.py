@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,33 @@ def local_rates(weight_norms: Tensor, gradient_norms: Tensor, trust: float, deca
     """`local_rate` of many layers at once, without waiting for their device."""
     known = (weight_norms != 0) & (gradient_norms != 0)
     return torch.where(known, trust * weight_norms / (gradient_norms + decay * weight_norms), 1.0)
+
+
+def fused_adam(
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    states: Sequence[Mapping[str, Tensor]],
+    betas: tuple[float, float],
+    eps: float,
+    lr: float,
+    decay: float = 0.0,
+) -> None:
+    """w ← (1 − lr·decay)·w − lr·r for many layers, moments included, in torch's fused kernel."""
+    torch._fused_adamw_(
+        weights,
+        gradients,
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        [state["step"] for state in states],
+        lr=lr,
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 def refuse_half(optimizer: str, weight: Tensor) -> None:

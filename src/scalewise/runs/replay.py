@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
+from scalewise.engine.checks import non_finite_gradients
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
-from scalewise.engine.parallel.protocol import WorkerStep, broken_parameters
+from scalewise.engine.parallel.workers import WorkerStep
 from scalewise.engine.placement import DeviceName, Placement
 from scalewise.engine.processes.failures import translating
 from scalewise.engine.store import checkpoint
@@ -236,8 +237,8 @@ def _worker(training: Training, one: WorkerStep, step: int) -> WorkerReplay:
     names = [*training.strategy.model.parameters]
     pairs = [*zip(names, one.gradients, strict=True)]
     norms = {name: float(wide(gradient.detach()).norm()) for name, gradient in pairs}
-    samples, epochs = training.strategy.samples_of(step - 1, one.worker)
-    total, weight = float(one.numbers[0]), float(one.numbers[1])
+    samples, epochs = training.strategy.feed.samples_of(step - 1, one.worker)
+    total, weight = float(one.numbers.loss), float(one.numbers.weight)
     return WorkerReplay(
         worker=one.worker,
         loss=total / weight if weight else math.nan,
@@ -245,7 +246,7 @@ def _worker(training: Training, one: WorkerStep, step: int) -> WorkerReplay:
         gradient_norm=math.sqrt(sum(norm**2 for norm in norms.values())),
         parameters=norms,
         hashes={name: _hash(gradient) for name, gradient in pairs},
-        not_finite=broken_parameters(one, names),
+        not_finite=non_finite_gradients(one, names),
         samples=samples,
         epochs=epochs,
     )

@@ -54,7 +54,7 @@ class Feed:
     def position(self, step: int, worker: int, micro: int = 0) -> int:
         """Where in the stream this micro batch begins."""
         of_worker = self._cuts.parts(step) * self._recipe.worker_batch
-        return self._cuts.start(step) + worker * of_worker + micro * self._recipe.rows
+        return self._cuts.start(step) + worker * of_worker + micro * self._cuts.micro_batch
 
     def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
         """The training samples of one worker in one step, and their epochs."""
@@ -79,7 +79,7 @@ class Feed:
         self._next = self._places(start)
         assert next(self._next) == start
         starts = (self.position(*place) for place in self._places(start))
-        requests = (self.stream.take(first, first + self._recipe.rows) for first in starts)
+        requests = (self.stream.take(first, first + self._cuts.micro_batch) for first in starts)
         batches = fetched(self._samples, requests, self._loaders, self._device)
         self._batches = batches if self._device.type == "cpu" else ahead(map(self._placed, batches))
 
@@ -92,7 +92,7 @@ class Feed:
             (step, worker, micro)
             for step in range(start[0], self._cuts.total_steps)
             for worker in self._workers
-            for micro in range(self._cuts.parts(step) * self._recipe.micro_batches)
+            for micro in range(self._cuts.micro_batches(step))
         )
         return (place for place in everything if place >= start)
 

@@ -13,21 +13,19 @@ from torch import Tensor
 from scalewise.engine.data.feed import Feed
 from scalewise.engine.parallel.lockstep import Lockstep, check_lockstep
 from scalewise.engine.parallel.model import PlacedModel
-from scalewise.engine.parallel.protocol import (
-    HeldBytes,
-    Setup,
+from scalewise.engine.parallel.protocol import HeldBytes, Setup
+from scalewise.engine.parallel.workers import (
     StepNumbers,
+    WorkerNumbers,
+    Workers,
     WorkerStep,
-    clip_coefficient,
-    mean_factor,
-    scaling,
+    numbers_tensor,
+    pack,
 )
-from scalewise.engine.parallel.workers import Workers, numbers_tensor
 from scalewise.engine.placement import loader_processes
 from scalewise.engine.processes.team import Gathered
 from scalewise.engine.sums import reductions
-from scalewise.engine.sums.flat import Bucket, FlatLayout
-from scalewise.engine.sums.reductions.protocol import Scale
+from scalewise.engine.sums.flat import Bucket, FlatLayout, Scale, clip_coefficient, mean_factor, scaling
 from scalewise.engine.sums.replicas import fingerprint
 from scalewise.engine.sums.tree import share
 from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry, owned_stretches
@@ -48,7 +46,9 @@ class DataParallel:
         self.feed = Feed(task, recipe, setup.samples, setup.cuts, team.device, self._mine, loaders)
         parameters = [*self.model.parameters.values()]
         self.workers = Workers(task, recipe, self.model.call, parameters, self.feed, setup.cuts, team.device)
-        self._setup, self._recipe, self._cuts, self._team = setup, recipe, setup.cuts, team
+        self._recipe, self._cuts, self._team = recipe, setup.cuts, team
+        self.exact = placement.exact  # whether the sum over workers has one order
+        self._compared_every = placement.check_replicas if team.size > 1 else 0
         self._weight_is_samples = task.weight_is_samples
         self._weights_seconds = 0.0  # waited for the weights of the other processes' losses
         self._lockstep: Lockstep | None = None
@@ -63,7 +63,7 @@ class DataParallel:
         self._layout.adopt(self._weights)
         self._fold, self._reduction = reductions.build(placement, self._layout, team, recipe.workers)
         self._taken: list[int] = []  # the fingerprint of the weights before this step, where it is compared
-        self._computes = False  # whether workers are at it, which change the model's buffers
+        self._computes = False  # whether workers run, which change the model's buffers
         self._overlap = _Overlap(self._layout, self._reduction.buckets, self._reduction.launch)
         if len(self._reduction.buckets) > 1:
             self.workers.listen()
@@ -73,40 +73,17 @@ class DataParallel:
         self._new_averages = self._layout.views(source)[len(self.model.parameters) :]
 
     @property
-    def metric_names(self) -> list[str]:
-        """The metrics in each worker's numbers, in order; known after the first step."""
-        return self.workers.metric_names
-
-    @property
-    def waited_seconds(self) -> float:
-        """How long this process has waited for its samples so far."""
-        return self.feed.waited_seconds
-
-    @property
-    def exact(self) -> bool:
-        """Whether the sum over workers has one order."""
-        return self._setup.placement.exact
-
-    @property
     def exchange_seconds(self) -> float:
         """How long this process has waited for the other processes so far."""
         return self._weights_seconds + self._reduction.waited_seconds
 
-    def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
-        """The training samples of one worker in one step, and their epochs."""
-        return self.feed.samples_of(step, worker)
-
-    def close(self) -> None:
-        """End the loader processes."""
-        self.feed.close()
-
-    def gradients(self, step: int, signal: int) -> StepNumbers:
-        """Compute every worker's gradient and reduce them to their mean; tell all processes of a signal sent here."""
-        rows: list[list[Number]] = []
+    def gradients(self, step: int, signal: int, measures: bool) -> StepNumbers:
+        """Compute every worker's gradient and reduce them to their mean."""
+        found: list[WorkerNumbers] = []
         weights: list[Gathered] = []
 
         def gather_weights(last_weight: Number) -> None:
-            known = [[row[1]] for row in rows] + [[last_weight]]
+            known = [[one.weight] for one in found] + [[last_weight]]
             weights.append(self._team.gather_rows(numbers_tensor(known, self._team.device), self._counts))
 
         if self._team.size > 1:
@@ -114,8 +91,7 @@ class DataParallel:
             self._computes = True
         self._taken = fingerprint(self._weights) if self._is_compared(step) else []  # before workers change averages
         if self._lockstep is not None:
-            return self._gradients_in_lockstep(self._lockstep, step, signal)
-        measures = self._setup.measures(step)
+            return self._gradients_in_lockstep(self._lockstep, step, signal, measures)
         if len(self._mine) > 1 and self._team.size == 1:
             self.model.buffers.remember()
         for leaf, worker in enumerate(self._mine):
@@ -125,56 +101,55 @@ class DataParallel:
             ready = self._when_ready(leaf) if last and len(self._reduction.buckets) > 1 else None
             forwarded = gather_weights if last and not self._weight_is_samples else None
             gradients, numbers = self.workers.gradient(step, worker, measures, ready, forwarded)
-            rows.append([*numbers, signal])
+            found.append(numbers)
             if ready is None:
                 self._fold.put(leaf, [*gradients, *self._averages])
         if len(self._reduction.buckets) == 1:
             self._reduction.launch(self._reduction.buckets[0])
-        return self._reduced(step, rows, weights)
+        return self._reduced(step, signal, measures, found, weights)
 
-    def _gradients_in_lockstep(self, lockstep: Lockstep, step: int, signal: int) -> StepNumbers:
+    def _gradients_in_lockstep(self, lockstep: Lockstep, step: int, signal: int, measures: bool) -> StepNumbers:
         """The same where layers need numbers of all workers in the middle of a pass."""
-        compute = self.workers.gradient
-        together = [
-            functools.partial(compute, step, worker, self._setup.measures(step), together=True) for worker in self._mine
-        ]
-        with exchanging(self.model.module, lockstep.exchange):
-            results = lockstep.run(together)
-        rows = [[*numbers, signal] for _, numbers in results]
+        results = self._together(lockstep, step, measures)
+        found = [numbers for _, numbers in results]
         weights = []
         if not self._weight_is_samples:
-            known = numbers_tensor([[row[1]] for row in rows], self._team.device)
+            known = numbers_tensor([[one.weight] for one in found], self._team.device)
             weights.append(self._team.gather_rows(known, self._counts))
         for leaf, (gradients, _) in enumerate(results):
             self._fold.put(leaf, [*gradients, *self._averages])
         for bucket in self._reduction.buckets:
             self._reduction.launch(bucket)
-        return self._reduced(step, rows, weights)
+        return self._reduced(step, signal, measures, found, weights)
 
-    def _reduced(self, step: int, rows: list[list[Number]], weights: list[Gathered]) -> StepNumbers:
+    def _together(self, lockstep: Lockstep, step: int, measures: bool) -> list[tuple[list[Tensor], WorkerNumbers]]:
+        """Every worker's gradients and numbers, computed in lockstep."""
+        compute = functools.partial(self.workers.gradient, step, measure=measures, together=True)
+        with exchanging(self.model.module, lockstep.exchange):
+            return lockstep.run([functools.partial(compute, worker) for worker in self._mine])
+
+    def _reduced(
+        self, step: int, signal: int, measures: bool, found: list[WorkerNumbers], weights: list[Gathered]
+    ) -> StepNumbers:
         """Wait for the sum over workers and make it a mean; the numbers are on their way."""
         self.model.buffers.check_fixed()
-        rows = [[*row, *self._taken] for row in rows]
-        gathered = self._team.gather_rows(numbers_tensor(rows, self._team.device), self._counts)
-        self._reduction.finish(self._mean(weights, self._cuts.parts(step)))
-        gathered.arrive()  # so that whoever has updated its weights also has the numbers of that step
-        measured = self._setup.measures(step) or self._recipe.clip_norm is not None
-        return StepNumbers(gathered, self._clipped() if measured else None, bool(self._taken))
+        packed = pack(found, self._team.device, signal, self._taken)
+        table = self._team.gather_rows(packed, self._counts) if self._team.size > 1 else packed
+        self._reduction.finish(self._mean(weights, step))
+        if isinstance(table, Gathered):
+            table.arrive()  # so that whoever has updated its weights also has the numbers of that step
+        measured = measures or self._recipe.clip_norm is not None
+        return StepNumbers(table, [*found[0].metrics], self._clipped() if measured else None)
 
     def _is_compared(self, step: int) -> bool:
         """Whether the processes' weights are compared before a step."""
-        every = self._setup.placement.check_replicas
-        return self._team.size > 1 and every > 0 and step % every == 0
+        return self._compared_every > 0 and step % self._compared_every == 0
 
     def worker_steps(self, step: int) -> Iterator[WorkerStep]:
-        """This process's workers' gradients once more, at the weights as they are; nothing else changes."""
+        """Compute this process's workers' gradients again, at the present weights; nothing else changes."""
         self.model.buffers.remember()
         if self._lockstep is not None:
-            compute = [
-                functools.partial(self.workers.gradient, step, worker, True, together=True) for worker in self._mine
-            ]
-            with exchanging(self.model.module, self._lockstep.exchange):
-                results = self._lockstep.run(compute)
+            results = self._together(self._lockstep, step, True)
             yield from (WorkerStep(worker, n, [*g]) for worker, (g, n) in zip(self._mine, results, strict=True))
         else:
             for worker in self._mine:
@@ -184,7 +159,7 @@ class DataParallel:
         self.model.buffers.restore()
 
     def _when_ready(self, leaf: int) -> Callable[[int, Tensor], None]:
-        """Fold the last worker's gradients while its backward pass goes on, and send full buckets."""
+        """Fold the last worker's gradients during its backward pass, and send full buckets."""
         self._overlap.start()
         first_average = len(self.model.parameters)
 
@@ -198,12 +173,13 @@ class DataParallel:
 
         return ready
 
-    def _mean(self, weights: list[Gathered], parts: int) -> Scale:
+    def _mean(self, weights: list[Gathered], step: int) -> Scale:
         """Gradients divided by the total weight of the global batch, averages by the number of workers."""
         began = time.perf_counter()
         known = weights[0].wait() if weights else None
         self._weights_seconds += time.perf_counter() - began
-        return scaling(self._recipe, self._layout, mean_factor(self._recipe, parts, known))
+        factor = mean_factor(self._recipe.worker_batch, self._cuts.samples(step), known)
+        return scaling(self._recipe.workers, self._layout, factor)
 
     def _clipped(self) -> Tensor:
         """The squared norm of the mean gradient before clipping; then it is clipped."""
@@ -240,7 +216,7 @@ class DataParallel:
         """Of the weights and averages, which are in one vector."""
         return fingerprint(self._weights)
 
-    def broken(self) -> str | None:
+    def non_finite(self) -> str | None:
         """The name of a parameter that is not finite."""
         return next((name for name, value in self.model.parameters.items() if not value.isfinite().all()), None)
 
@@ -253,8 +229,8 @@ class DataParallel:
         """The optimizer's state: what this process has, and need not share."""
         return self._optimizer.state() if self._reduction.spreads or self._team.leads else []
 
-    def survived(self) -> list[StateEntry] | None:
-        """Everything, unless each process updates a part; what the workers of a broken step changed is undone."""
+    def emergency_state(self) -> list[StateEntry] | None:
+        """Everything, unless each process updates a part; what the workers of an unfinished step changed is undone."""
         if self._reduction.spreads:
             return None
         if self._computes:

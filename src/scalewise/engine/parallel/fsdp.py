@@ -1,7 +1,7 @@
 """Fully sharded data parallelism on FSDP2: every process holds a part of every tensor and runs some of the workers.
 
-A layer's parameters are gathered when a pass comes to it and let go of afterwards. The workers' gradients are summed in
-the order of the fixed tree (ordered_scatter.py) and norms are taken on the whole vector's chunk grid (grid.py), so the
+A layer's parameters are gathered when a pass comes to it and released afterwards. The workers' gradients are summed in
+the order of the fixed tree (`OrderedScatter`) and norms are taken on the whole vector's chunk grid (grid.py), so the
 bytes are those of data parallelism.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -21,22 +21,18 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 
-from scalewise.engine.data.feed import Feed
-from scalewise.engine.parallel.model import Buffers, PlacedModel
-from scalewise.engine.parallel.protocol import (
-    HeldBytes,
-    Setup,
-    StepNumbers,
-    WorkerStep,
+from scalewise.engine.parallel.protocol import HeldBytes, Setup
+from scalewise.engine.parallel.split import Averages, SplitStrategy, first_line
+from scalewise.engine.parallel.workers import WEIGHT, StepNumbers, WorkerNumbers, Workers, pack, square_of
+from scalewise.engine.sums.flat import (
+    FlatLayout,
+    Piece,
+    Stretch,
     clip_coefficient,
     mean_factor,
-    norm_matters,
+    sum_of_squares,
+    sum_rows,
 )
-from scalewise.engine.parallel.split import Shelf, broken_anywhere, first_line
-from scalewise.engine.parallel.workers import Workers, added, numbers_tensor, square_of
-from scalewise.engine.placement import loader_processes
-from scalewise.engine.sums import reductions
-from scalewise.engine.sums.flat import FlatLayout, Piece, Stretch, sum_of_squares, sum_rows
 from scalewise.engine.sums.grid import RangeNorms, chunk_ranges
 from scalewise.engine.sums.tree import FoldPlan, fold_plan, share, whole_nodes
 from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry
@@ -44,43 +40,43 @@ from scalewise.errors import PlacementError, TaskError
 from scalewise.tasks.task import Number
 
 
-class FullyShardedParallel:
+class FullyShardedParallel(SplitStrategy):
     """Every process holds a part of every tensor and runs as many workers as every other."""
+
+    exact = True  # sums have one order and norms one grid
 
     def __init__(self, setup: Setup) -> None:
         recipe, team = setup.recipe, setup.team
-        self.model, self._setup, self._team = setup.model, setup, team
         self._mine = range(*share(team.rank, team.size, recipe.workers))
+        super().__init__(setup, self._mine)
         self._counts = [len(self._mine)] * team.size
-        loaders = loader_processes(setup.placement, team.here)
-        self._feed = Feed(setup.task, recipe, setup.samples, setup.cuts, team.device, self._mine, loaders)
 
         refuse_scalars(setup.model.module)
         self._module = copy.deepcopy(setup.model.module)
         shard(self._module, team.size, recipe.workers)
         sharded = dict(self._module.named_parameters())
-        self._shards = {name: _local(sharded[name]) for name in setup.model.parameters}
-        self._parameters = [sharded[name] for name in self._shards]
-        self._workers = Workers(setup.task, recipe, self._module, self._parameters, self._feed, setup.cuts, team.device)
-        self._norms = _GradientNorms(self._module, [*self._shards])
+        self._held = {name: _local(sharded[name]) for name in setup.model.parameters}
+        self._parameters = [sharded[name] for name in self._held]
+        self._workers = Workers(setup.task, recipe, self._module, self._parameters, self.feed, setup.cuts, team.device)
+        self._norms = _GradientNorms(self._module, [*self._held])
 
         self._sum = torch.zeros(
-            sum(part.numel() for part in self._shards.values()), dtype=self._parameters[0].dtype, device=team.device
+            sum(part.numel() for part in self._held.values()), dtype=self._parameters[0].dtype, device=team.device
         )
-        sizes = [part.numel() for part in self._shards.values()]
-        self._gradients = [g.view(p.shape) for g, p in zip(self._sum.split(sizes), self._shards.values(), strict=True)]
+        sizes = [part.numel() for part in self._held.values()]
+        self._gradients = [g.view(p.shape) for g, p in zip(self._sum.split(sizes), self._held.values(), strict=True)]
         layout = FlatLayout(setup.model.parameters, {}, 1)
-        self._shelf = Shelf(setup.model)
+        self._empty_model()
         self._stretches = self._cut(layout)
         self._optimizer = FlatOptimizer(recipe, layout, self._stretches, dist.all_reduce)
         self._chunk_norms = RangeNorms(layout, chunk_ranges(layout), self._stretches, dist.all_reduce)
-        self._averages = _Averages(setup, self._module)
+        self._averages = Averages(setup, self._module)
 
     def _cut(self, layout: FlatLayout) -> list[Stretch]:
         """The local shards: neighbouring elements of parameters, since these are cut by rows."""
         stretches, local = [], 0
         layout.cut_at_tensors()
-        for name, part in self._shards.items():
+        for name, part in self._held.items():
             full = layout.tensors[name]
             starts = [first_element(full, process, self._team.size) for process in range(self._team.size)]
             start, first = starts[self._team.rank], layout.starts[name] + starts[self._team.rank]
@@ -92,60 +88,41 @@ class FullyShardedParallel:
             local += part.numel()
         return stretches
 
-    @property
-    def exact(self) -> bool:
-        """Sums have one order and norms one grid."""
-        return True
-
-    @property
-    def metric_names(self) -> list[str]:
-        """The metrics in each worker's numbers, in order; known after the first step."""
-        return self._workers.metric_names
-
-    @property
-    def waited_seconds(self) -> float:
-        """How long this process has waited for its samples so far."""
-        return self._feed.waited_seconds
-
-    def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
-        """The training samples of one worker in one step, and their epochs."""
-        return self._feed.samples_of(step, worker)
-
-    def gradients(self, step: int, signal: int) -> StepNumbers:
+    def gradients(self, step: int, signal: int, measures: bool) -> StepNumbers:
         """A pass of one worker on every process at a time; the last one brings the sum over all."""
-        rows: list[list[Number]] = []
+        found: list[WorkerNumbers] = []
         self._averages.begin()
         for leaf, worker in enumerate(self._mine):
             self._averages.begin_worker(leaf)
-            rows.append([*self._worker(step, worker), signal])
+            found.append(self._worker(step, worker, measures))
             self._averages.end_worker(leaf)
-        table = numbers_tensor(rows, self._team.device)
-        gathered = self._team.gather_rows(table, self._counts)
-        weights = None if self._setup.task.weight_is_samples else gathered.wait()[:, 1]
+        gathered = self._team.gather_rows(pack(found, self._team.device, signal), self._counts)
+        weights = None if self._setup.task.weight_is_samples else gathered.wait()[:, WEIGHT]
         for place, parameter in zip(self._gradients, self._parameters, strict=True):
             assert parameter.grad is not None
             place.copy_(_local(parameter.grad))
             parameter.grad = None
         self._averages.finish()
-        self._sum.mul_(mean_factor(self._setup.recipe, self._setup.cuts.parts(step), weights))
-        clips = self._setup.recipe.clip_norm is not None
-        return StepNumbers(gathered, self._clipped() if clips or self._setup.measures(step) else None)
+        self._sum.mul_(mean_factor(self._setup.recipe.worker_batch, self._setup.cuts.samples(step), weights))
+        measured = measures or self._setup.recipe.clip_norm is not None
+        return StepNumbers(gathered, [*found[0].metrics], self._clipped() if measured else None)
 
-    def _worker(self, step: int, worker: int) -> list[Number]:
+    def _worker(self, step: int, worker: int, measures: bool) -> WorkerNumbers:
         """One worker's passes; its gradient goes where it is summed."""
-        numbers: list[Number] = []
-        measures, worker_batch = self._setup.measures(step), self._setup.recipe.worker_batch
+        numbers: WorkerNumbers | None = None
         for parameter in self._parameters:
             parameter.grad = None
         with _only_called():
-            for root, row, last in self._workers.passes(step, worker):
+            for root, found, last in self._workers.passes(step, worker):
                 assert isinstance(self._module, FSDPModule)
                 self._module.set_requires_gradient_sync(last)
                 with self._norms.taken(measures):
                     root.backward()
-                numbers = added(numbers, row)
+                numbers = found if numbers is None else numbers + found
                 if measures:
-                    numbers[2] += self._norms.square() * (worker_batch / row[1]) ** 2
+                    share_of_mean = self._setup.recipe.worker_batch / found.weight
+                    numbers = numbers.with_norm(self._norms.square() * share_of_mean**2)
+        assert numbers is not None
         return numbers
 
     def _clipped(self) -> Tensor:
@@ -157,7 +134,7 @@ class FullyShardedParallel:
 
     def _squared_norm(self) -> Tensor:
         """On the chunk grid where it enters the update; else from the shards, for which less is exchanged."""
-        if norm_matters(self._setup.recipe):
+        if self._setup.recipe.clip_norm is not None or self._setup.recipe.lr_rule == "adascale":
             (norms,) = self._chunk_norms([[stretch.place(self._sum) for stretch in self._stretches]])
             return sum_of_squares(norms)
         return self._team.total(sum_of_squares(torch.stack(torch._foreach_norm([*self._sum.split(1 << 16)]))))
@@ -167,10 +144,6 @@ class FullyShardedParallel:
         """Change the local shards and the averaged buffers."""
         self._optimizer.step(self._sum, lr)
         self._averages.update()
-
-    def whole(self) -> AbstractContextManager[PlacedModel]:
-        """The model with all shards gathered."""
-        return self._shelf.filled(self._tensors())
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._module.named_parameters():
@@ -188,25 +161,9 @@ class FullyShardedParallel:
             buffer.copy_(tensors[name])
         self._averages.buffers.accept()
 
-    def worker_steps(self, step: int) -> Iterator[WorkerStep]:
-        """None: no process ever holds a worker's whole gradient."""
-        return iter(())
-
-    def fingerprint(self) -> list[int] | None:
-        """None: no two processes hold the same."""
-        return None
-
-    def broken(self) -> str | None:
-        """The name of a parameter that is not finite, the same on every process."""
-        return broken_anywhere(self._shards.items(), self._team)
-
     def state(self) -> list[StateEntry]:
         """The optimizer's state for the local shards."""
         return self._optimizer.state()
-
-    def survived(self) -> list[StateEntry] | None:
-        """A process has a part of it only."""
-        return None
 
     def load_state(self, names: Iterable[str], read: Reader) -> None:
         """Fill the optimizer's state for the local shards."""
@@ -217,14 +174,10 @@ class FullyShardedParallel:
         parameters = sum(_local(parameter).nbytes for parameter in self._module.parameters())
         return HeldBytes(parameters, self._sum.nbytes, self._optimizer.bytes())
 
-    def close(self) -> None:
-        """End the loader processes."""
-        self._feed.close()
-
 
 @contextmanager
 def _only_called() -> Iterator[None]:
-    """Say what is needed where a step, or a layer, takes parameters that are not gathered just then."""
+    """Explain what is required where a step, or a layer, uses parameters that are not gathered."""
     try:
         yield
     except RuntimeError as error:
@@ -237,7 +190,7 @@ def _only_called() -> Iterator[None]:
 
 
 def refuse_scalars(module: nn.Module) -> None:
-    """Say which parameter has no rows to cut."""
+    """Refuse a parameter that has no rows to cut."""
     scalar = next((name for name, parameter in module.named_parameters() if not parameter.ndim), None)
     if scalar is not None:
         raise PlacementError(
@@ -294,7 +247,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 class _GradientNorms:
-    """The norms of whole gradients, taken while backward goes on and each is there for a moment."""
+    """The norms of whole gradients, taken during the backward pass, while each exists for a moment."""
 
     def __init__(self, module: nn.Module, names: list[str]) -> None:
         groups = [part for part in module.modules() if isinstance(part, FSDPModule)]
@@ -330,51 +283,6 @@ class _GradientNorms:
     def square(self) -> Number:
         """The squared norm of the last backward's gradient."""
         return square_of([self._found.get(number, zero) for number, zero in enumerate(self._zeros)])
-
-
-class _Averages:
-    """Batch-norm statistics and their like: every process has them whole, and they are averaged in tree order."""
-
-    def __init__(self, setup: Setup, module: nn.Module) -> None:
-        here = dict(module.named_buffers())
-        averages = {name: here[name] for name in setup.model.averages}
-        counters = {name: here[name] for name in setup.model.counters}
-        self.buffers = Buffers(module, averages, counters)
-        self._workers = setup.recipe.workers
-        self._values = [*averages.values()] if self._workers > 1 else []
-        if self._values:
-            self._layout = FlatLayout({}, averages, setup.team.size)
-            self._fold, self._reduction = reductions.build(setup.placement, self._layout, setup.team, self._workers)
-
-    def begin(self) -> None:
-        """Note where this step's workers start."""
-        self.buffers.remember()
-
-    def begin_worker(self, leaf: int) -> None:
-        """Put the buffers back for a further worker."""
-        if leaf:
-            self.buffers.restore()
-
-    def end_worker(self, leaf: int) -> None:
-        """Take what one worker has made of them."""
-        if self._values:
-            self._fold.put(leaf, self._values)
-
-    def finish(self) -> None:
-        """The mean over all workers."""
-        self.buffers.check_fixed()
-        if self._values:
-            for bucket in self._reduction.buckets:
-                self._reduction.launch(bucket)
-            self._reduction.finish(self._divide)
-
-    def _divide(self, stretch: Tensor, start: int) -> None:
-        stretch.div_(self._workers)
-
-    def update(self) -> None:
-        """Put the mean where the model has it."""
-        if self._values:
-            torch._foreach_copy_(self._values, self._layout.views(self._reduction.sum))
 
 
 class OrderedScatter(ReduceScatter):

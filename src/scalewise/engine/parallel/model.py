@@ -1,9 +1,12 @@
-"""A task's model on this process's device, and what in it changes from step to step."""
+"""A task's model on this process's device, and the numerics that it runs under."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from scalewise.engine.data import streams
+from scalewise.engine.parallel.workers import Buffers
 from scalewise.engine.processes.team import Team
 from scalewise.engine.sums.flat import is_dense
 from scalewise.errors import RecipeError, TaskError
@@ -19,52 +23,36 @@ from scalewise.nn.batch_norm import _GlobalBatchNorm, to_global_batch_norm
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 
+ALLOW, REFUSE = 0, 2  # operations without a deterministic version: torch's debug modes
 
-class Buffers:
-    """The buffers of a module, or of a part of one, from worker to worker of a step.
 
-    Arguments:
-        module: whose buffers they are.
-        averages, counters: those that training changes, by name; any other must stay as it is.
-    """
+@contextmanager
+def numerics(recipe: Recipe, device: torch.device, exact: bool) -> Iterator[None]:
+    """Threads and deterministic kernels as the recipe needs them; put back afterwards."""
+    assert recipe.threads is not None
+    before = (
+        torch.get_num_threads(),
+        torch.get_deterministic_debug_mode(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark,
+    )
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    try:
+        _set(recipe.threads, REFUSE if exact else ALLOW, False, False)
+        if recipe.compile:
+            torch.use_deterministic_algorithms(exact)  # imports torch's compiler and sets it there too
+        yield
+    finally:
+        if not sys.is_finalizing():  # a generator that was never finished is closed when Python ends
+            _set(*before)
 
-    def __init__(self, module: nn.Module, averages: Mapping[str, Tensor], counters: Mapping[str, Tensor]) -> None:
-        self._module = module
-        self._averages, self._counters = [*averages.values()], [*counters.values()]
-        self._starts = [buffer.clone() for buffer in (*self._averages, *self._counters)]
-        changing = {id(buffer) for buffer in (*self._averages, *self._counters)}
-        self._fixed = {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in changing}
-        self.accept()
 
-    def remember(self) -> None:
-        """Note the buffers from which every worker of this step starts."""
-        cut = len(self._averages)
-        _copy(self._starts[:cut], self._averages)
-        _copy(self._starts[cut:], self._counters)
-
-    def restore(self) -> None:
-        """Put the buffers back to where this step's workers start."""
-        cut = len(self._averages)
-        _copy(self._averages, self._starts[:cut])
-        _copy(self._counters, self._starts[cut:])
-
-    def accept(self) -> None:
-        """Take the other buffers as what they are to stay."""
-        self._versions = self._fixed_versions()
-
-    def check_fixed(self) -> None:
-        """Refuse a buffer that training changed without being told what that means for several workers."""
-        if self._fixed and self._fixed_versions() != self._versions:
-            now = self._fixed_versions()
-            name = next(name for name in now if now[name] != self._versions.get(name))
-            raise TaskError(
-                f"buffer {name!r} changed during training, and its value over several workers is not known; declare "
-                f"it in the task: buffers={{{name!r}: 'mean'}} (averaged over workers) or 'same' (equal on all)"
-            )
-
-    def _fixed_versions(self) -> dict[str, tuple[int, int]]:
-        current = dict(self._module.named_buffers())
-        return {name: (id(current.get(name)), buffer._version) for name, buffer in self._fixed.items()}
+def _set(threads: int, unrepeatable: int, fill: bool, benchmark: bool) -> None:
+    torch.set_num_threads(threads)
+    torch.set_deterministic_debug_mode(unrepeatable)
+    torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = benchmark
 
 
 class PlacedModel:
@@ -124,11 +112,6 @@ def sha256(tensors: dict[str, Tensor]) -> str:
         raw = tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8)
         digest.update(raw.numpy().data)
     return digest.hexdigest()
-
-
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_(targets, sources)
 
 
 def _check_dense(model: nn.Module) -> None:

@@ -1,14 +1,15 @@
-"""What one process holds of a model that is split: its flat weights, the sum over all workers, and its optimizer.
+"""What fsdp, pipeline and tensor parallelism share: each process holds a part of the model.
 
-A model in parts, tried on one micro batch before training: it must do what the whole one does.
+`LocalPart` is that part with the sum over workers and its optimizer, `Averages` the buffers that every process holds
+whole. The whole model, which evaluation and checkpoints need, is empty in between (`SplitStrategy.whole`).
 
-Whether a model can be split cannot be seen from its layers alone: what its `forward` or the task's step does with them,
-beside calling one after another, decides. So both are tried, with the same random numbers, and compared.
+Layers alone do not show whether a model can be split: its `forward` or the task's step may do more with them than call
+one after another. So a dry run of one micro batch compares the split model with the whole one before training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,21 +20,95 @@ from torch import Tensor, nn
 from scalewise.engine.data import streams
 from scalewise.engine.data.feed import Feed
 from scalewise.engine.parallel.model import PlacedModel
-from scalewise.engine.parallel.protocol import HeldBytes, Setup, clip_coefficient, scaling
-from scalewise.engine.parallel.workers import numbers_of, precision
-from scalewise.engine.processes.team import Team
-from scalewise.engine.sums.flat import FlatLayout, Fold, Piece, Stretch, sum_of_squares
+from scalewise.engine.parallel.protocol import HeldBytes, Setup
+from scalewise.engine.parallel.workers import Buffers, WorkerNumbers, WorkerStep, precision
+from scalewise.engine.placement import loader_processes
+from scalewise.engine.sums import reductions
+from scalewise.engine.sums.flat import (
+    Alone,
+    FlatLayout,
+    Fold,
+    Piece,
+    Stretch,
+    clip_coefficient,
+    scaling,
+    sum_of_squares,
+)
 from scalewise.engine.sums.grid import RangeNorms, chunk_ranges
-from scalewise.engine.sums.reductions.protocol import Alone
 from scalewise.engine.sums.tree import fold_plan
 from scalewise.engine.update.layerwise import LAYER_WISE
-from scalewise.engine.update.optimizer import FlatOptimizer, owned_stretches
+from scalewise.engine.update.optimizer import FlatOptimizer, StateEntry, owned_stretches
 from scalewise.errors import ScalewiseError, TaskError
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Batch
 
 
-class Holding:
+class SplitStrategy:
+    """A strategy whose processes each hold a part of the model, and none of them a worker's whole gradient."""
+
+    _held: Mapping[str, Tensor]  # this process's parts of the trained parameters
+
+    def __init__(self, setup: Setup, workers: range) -> None:
+        self.model, self._setup, self._team = setup.model, setup, setup.team
+        loaders = loader_processes(setup.placement, setup.team.here)
+        self.feed = Feed(setup.task, setup.recipe, setup.samples, setup.cuts, setup.team.device, workers, loaders)
+        self._whole_tensors = [*setup.model.module.parameters(), *setup.model.module.buffers()]
+        self._strides = [tensor.stride() for tensor in self._whole_tensors]
+        self._uses = 0
+
+    def _empty_model(self) -> None:
+        """Free the whole model's weights. They become NaN, so that no use of them goes unnoticed."""
+        for tensor in self._whole_tensors:
+            nothing = float("nan") if tensor.is_floating_point() else 0
+            tensor.data = tensor.new_full((), nothing).expand(tensor.shape)  # one number that is everywhere
+
+    @contextmanager
+    def whole(self) -> Iterator[PlacedModel]:
+        """The model with the weights of all processes."""
+        self._uses += 1
+        try:
+            if self._uses == 1:
+                self._fill_model()
+            yield self.model
+        finally:
+            self._uses -= 1
+            if not self._uses:
+                self._empty_model()
+
+    @torch.no_grad()
+    def _fill_model(self) -> None:
+        for tensor, stride in zip(self._whole_tensors, self._strides, strict=True):
+            tensor.data = tensor.new_empty_strided(tensor.shape, stride)
+        places = self.model.tensors()
+        for name, tensor in self._tensors():
+            places.pop(name).copy_(tensor)
+        assert not places, f"no process has {', '.join(places)}"
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter and buffer of the whole model, one after another; all processes ask together."""
+        raise NotImplementedError
+
+    def non_finite(self) -> str | None:
+        """The name of a parameter that is not finite, the same on every process."""
+        mine = next((name for name, tensor in self._held.items() if not tensor.isfinite().all()), None)
+        names: list[str | None] = [None] * self._team.size
+        dist.all_gather_object(names, mine)
+        return next((name for name in names if name is not None), None)
+
+    def worker_steps(self, step: int) -> Iterator[WorkerStep]:
+        """Nothing: no process ever holds a worker's whole gradient."""
+        return iter(())
+
+    def fingerprint(self) -> list[int] | None:
+        """None: no two processes hold the same."""
+        return None
+
+    def emergency_state(self) -> list[StateEntry] | None:
+        """None: a process holds only a part of it."""
+        return None
+
+
+class LocalPart:
     """Parameters and averaged buffers of this process, of which it sees every worker's gradient."""
 
     def __init__(
@@ -79,7 +154,7 @@ class Holding:
 
     def finish(self, factor: float) -> None:
         """Make the sums means."""
-        self._reduction.finish(scaling(self._recipe, self._layout, factor))
+        self._reduction.finish(scaling(self._recipe.workers, self._layout, factor))
 
     def gradients(self) -> list[Tensor]:
         """The mean gradient of each parameter."""
@@ -110,56 +185,49 @@ class Holding:
         return HeldBytes(self._weights.nbytes, gradients, self.optimizer.bytes())
 
 
-Pairs = Iterable[tuple[str, Tensor]]
+class Averages:
+    """Batch-norm statistics and their like: every process has them whole, and they are averaged in tree order."""
 
+    def __init__(self, setup: Setup, module: nn.Module) -> None:
+        here = dict(module.named_buffers())
+        averages = {name: here[name] for name in setup.model.averages}
+        counters = {name: here[name] for name in setup.model.counters}
+        self.buffers = Buffers(module, averages, counters)
+        self._workers = setup.recipe.workers
+        self._values = [*averages.values()] if self._workers > 1 else []
+        if self._values:
+            self._layout = FlatLayout({}, averages, setup.team.size)
+            self._fold, self._reduction = reductions.build(setup.placement, self._layout, setup.team, self._workers)
 
-class Shelf:
-    """A placed model whose weights take no memory, except within `filled`; else they are NaN, lest any be used."""
+    def begin(self) -> None:
+        """Note where this step's workers start."""
+        self.buffers.remember()
 
-    def __init__(self, model: PlacedModel) -> None:
-        self._model = model
-        self._tensors = [*model.module.parameters(), *model.module.buffers()]
-        self._strides = [tensor.stride() for tensor in self._tensors]
-        self._uses = 0
-        self._empty()
+    def begin_worker(self, leaf: int) -> None:
+        """Put the buffers back for a further worker."""
+        if leaf:
+            self.buffers.restore()
 
-    def _empty(self) -> None:
-        for tensor in self._tensors:
-            nothing = float("nan") if tensor.is_floating_point() else 0
-            tensor.data = tensor.new_full((), nothing).expand(tensor.shape)  # one number that is everywhere
+    def end_worker(self, leaf: int) -> None:
+        """Take what one worker has made of them."""
+        if self._values:
+            self._fold.put(leaf, self._values)
 
-    def _make_room(self) -> None:
-        for tensor, stride in zip(self._tensors, self._strides, strict=True):
-            tensor.data = tensor.new_empty_strided(tensor.shape, stride)
+    def finish(self) -> None:
+        """The mean over all workers."""
+        self.buffers.check_fixed()
+        if self._values:
+            for bucket in self._reduction.buckets:
+                self._reduction.launch(bucket)
+            self._reduction.finish(self._divide)
 
-    @contextmanager
-    def filled(self, parts: Pairs) -> Iterator[PlacedModel]:
-        """The model with these weights, which are asked for one after another unless they are there already."""
-        self._uses += 1
-        try:
-            if self._uses == 1:
-                self._make_room()
-                self._fill(parts)
-            yield self._model
-        finally:
-            self._uses -= 1
-            if not self._uses:
-                self._empty()
+    def _divide(self, stretch: Tensor, start: int) -> None:
+        stretch.div_(self._workers)
 
-    @torch.no_grad()
-    def _fill(self, parts: Pairs) -> None:
-        places = self._model.tensors()
-        for name, tensor in parts:
-            places.pop(name).copy_(tensor)
-        assert not places, f"nobody has {', '.join(places)}"
-
-
-def broken_anywhere(parts: Pairs, team: Team) -> str | None:
-    """The name of the first tensor on any process that is not finite; all processes ask together."""
-    mine = next((name for name, tensor in parts if not tensor.isfinite().all()), None)
-    names: list[str | None] = [None] * team.size
-    dist.all_gather_object(names, mine)
-    return next((name for name in names if name is not None), None)
+    def update(self) -> None:
+        """Put the mean where the model has it."""
+        if self._values:
+            torch._foreach_copy_(self._values, self._layout.views(self._reduction.sum))
 
 
 CLOSE = 0.05  # far above what another order of sums does, also in bf16, and far below what another model does
@@ -167,20 +235,20 @@ TINY = 1e-300
 
 
 @dataclass(frozen=True)
-class Tried:
+class DryRun:
     """The loss of a micro batch (its sum over samples), and every output of the model on the way."""
 
     loss: float
     outputs: list[Tensor]
 
 
-def example(setup: Setup) -> Batch:
+def first_micro_batch(setup: Setup) -> Batch:
     """The first micro batch, from a feed of its own."""
     return Feed(setup.task, setup.recipe, setup.samples, setup.cuts, setup.team.device, range(1), 0).batch(0, 0, 0)
 
 
-def tried(setup: Setup, module: nn.Module, batch: Batch) -> Tried:
-    """What the task's step makes of a micro batch, with layers as they are in evaluation."""
+def dry_run(setup: Setup, module: nn.Module, batch: Batch) -> DryRun:
+    """What the task's step makes of a micro batch, with layers in evaluation mode."""
     outputs: list[Tensor] = []
     trains = module.training
 
@@ -196,13 +264,13 @@ def tried(setup: Setup, module: nn.Module, batch: Batch) -> Tried:
     finally:
         handle.remove()
         module.train(trains)
-    return Tried(float(numbers_of(loss)[1][0]), outputs)
+    return DryRun(float(WorkerNumbers.of(loss).loss), outputs)
 
 
-def check_parts(setup: Setup, whole: Tried, parts: nn.Module, batch: Batch, needed: str) -> None:
-    """Refuse parts that do not do what the whole did; `needed` says what would."""
+def check_split(setup: Setup, whole: DryRun, parts: nn.Module, batch: Batch, needed: str) -> None:
+    """Refuse a split model that does not compute what the whole one did; `needed` says what is required."""
     try:
-        found = tried(setup, parts, batch)
+        found = dry_run(setup, parts, batch)
     except ScalewiseError:
         raise
     except Exception as error:  # whatever happens in a forward that was not written for parts
@@ -212,7 +280,7 @@ def check_parts(setup: Setup, whole: Tried, parts: nn.Module, batch: Batch, need
         raise TaskError(f"{needed}; split, it computes something else (off by {distance:.0%}): use --parallel data")
 
 
-def _distance(whole: Tried, found: Tried) -> float:
+def _distance(whole: DryRun, found: DryRun) -> float:
     """The largest relative distance of outputs and losses, as vectors; what is not finite in both says nothing."""
     pairs = [*zip(whole.outputs, found.outputs, strict=False), (torch.tensor(whole.loss), torch.tensor(found.loss))]
     if len(whole.outputs) != len(found.outputs) or any(first.shape != second.shape for first, second in pairs):

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.utils.flop_counter import FlopCounterMode
 
 from scalewise.engine.parallel.protocol import Setup
-from scalewise.engine.parallel.workers import added, numbers_of, precision
+from scalewise.engine.parallel.workers import WorkerNumbers, precision
 from scalewise.engine.processes.team import Team
 from scalewise.errors import PlacementError, TaskError
 from scalewise.tasks.task import Batch, Number, Task
@@ -306,8 +306,7 @@ class LastStage:
 
     def __init__(self, setup: Setup, batches: list[Batch]) -> None:
         self._setup, self._batches = setup, batches
-        self.names: list[str] = []
-        self.numbers: list[Number] = []
+        self.numbers: WorkerNumbers | None = None
         self.weights: list[Number] = []
 
     def root(self, output: Tensor, micro: int) -> Tensor:
@@ -315,7 +314,7 @@ class LastStage:
         task, recipe, model = self._setup.task, self._setup.recipe, self._setup.model.module
         with precision(recipe, self._setup.team.device), given(model, output):
             loss = task.evaluate(model, self._batches[micro], recipe.label_smoothing)
-        self.names, row = numbers_of(loss)
-        self.numbers = added(self.numbers, row)
-        self.weights.append(row[1])
+        found = WorkerNumbers.of(loss)
+        self.numbers = found if self.numbers is None else self.numbers + found
+        self.weights.append(found.weight)
         return loss.root(recipe.worker_batch)

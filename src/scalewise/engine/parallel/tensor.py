@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from itertools import chain
 from typing import cast
 
@@ -27,13 +26,21 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from scalewise.engine.data.feed import Feed
-from scalewise.engine.parallel.model import Buffers, PlacedModel
-from scalewise.engine.parallel.protocol import HeldBytes, Setup, StepNumbers, WorkerStep, mean_factor
-from scalewise.engine.parallel.split import Holding, Shelf, broken_anywhere, check_parts, example, tried
-from scalewise.engine.parallel.workers import Ready, Workers, numbers_tensor, square_of
-from scalewise.engine.placement import loader_processes
-from scalewise.engine.processes.team import Gathered
-from scalewise.engine.sums.flat import sum_of_squares
+from scalewise.engine.parallel.protocol import HeldBytes, Setup
+from scalewise.engine.parallel.split import LocalPart, SplitStrategy, check_split, dry_run, first_micro_batch
+from scalewise.engine.parallel.workers import (
+    SIGNAL,
+    SQUARED_NORMS,
+    WEIGHT,
+    Buffers,
+    Ready,
+    StepNumbers,
+    WorkerNumbers,
+    Workers,
+    pack,
+    square_of,
+)
+from scalewise.engine.sums.flat import mean_factor, sum_of_squares
 from scalewise.engine.update.optimizer import Reader, StateEntry
 from scalewise.errors import TaskError
 from scalewise.tasks.task import Loss, MeanLoss, Number
@@ -44,90 +51,69 @@ IN_TURN = (
 )
 
 
-class TensorParallel:
+class TensorParallel(SplitStrategy):
     """Every process holds a part of every split matrix, and all of the rest."""
 
     exact = False  # the backend sums partial products in its own order
 
     def __init__(self, setup: Setup) -> None:
         recipe, team = setup.recipe, setup.team
-        self.model, self._setup, self._team = setup.model, setup, team
-        workers = range(recipe.workers)
-        loaders = loader_processes(setup.placement, team.here)
-        self._feed = Feed(setup.task, recipe, setup.samples, setup.cuts, team.device, workers, loaders)
-
+        super().__init__(setup, range(recipe.workers))
         self._module = copy.deepcopy(setup.model.module)
-        batch = example(setup)
-        whole = tried(setup, self._module, batch)
+        batch = first_micro_batch(setup)
+        whole = dry_run(setup, self._module, batch)
         group = dist.group.WORLD
         assert group is not None
         split_matrices(self._module, DeviceMesh.from_group(group, team.device.type))
-        self._shelf = Shelf(setup.model)
+        self._empty_model()
         here = dict(self._module.named_parameters())
         self._dims = {name: dim for name, p in here.items() if (dim := _split_dim(p)) is not None}
         buffers = dict(self._module.named_buffers())
         averages = {name: buffers[name] for name in setup.model.averages}
         self._buffers = Buffers(self._module, averages, {name: buffers[name] for name in setup.model.counters})
-        self._parts = {name: _part(here[name]) for name in setup.model.parameters}
-        self._holding = Holding(recipe, self._parts, averages)
-        parameters = [_put_back(self._module, name, here[name], part) for name, part in self._parts.items()]
-        self._counts_here = [name in self._dims or team.leads for name in self._parts]
-        check_parts(setup, whole, self._module, batch, IN_TURN)
-        self._workers = _SplitWorkers(setup, self._module, parameters, self._feed, self._counts_here)
+        self._held = {name: _part(here[name]) for name in setup.model.parameters}
+        self._local = LocalPart(recipe, self._held, averages)
+        parameters = [_put_back(self._module, name, here[name], part) for name, part in self._held.items()]
+        self._counts_here = [name in self._dims or team.leads for name in self._held]
+        check_split(setup, whole, self._module, batch, IN_TURN)
+        self._workers = _SplitWorkers(setup, self._module, parameters, self.feed, self._counts_here)
 
-    @property
-    def metric_names(self) -> list[str]:
-        """The metrics in each worker's numbers, in order; known after the first step."""
-        return self._workers.metric_names
-
-    @property
-    def waited_seconds(self) -> float:
-        """How long this process has waited for its samples so far."""
-        return self._feed.waited_seconds
-
-    def samples_of(self, step: int, worker: int) -> tuple[list[int], list[int]]:
-        """The training samples of one worker in one step, and their epochs."""
-        return self._feed.samples_of(step, worker)
-
-    def gradients(self, step: int, signal: int) -> StepNumbers:
+    def gradients(self, step: int, signal: int, measures: bool) -> StepNumbers:
         """Every worker in turn, on all processes at once."""
-        rows: list[list[Number]] = []
+        found: list[WorkerNumbers] = []
         self._buffers.remember()
         for worker in range(self._setup.recipe.workers):
             if worker:
                 self._buffers.restore()
-            gradients, numbers = self._workers.gradient(step, worker, self._setup.measures(step))
-            rows.append([*numbers, signal])
-            self._holding.put(worker, gradients)
+            gradients, numbers = self._workers.gradient(step, worker, measures)
+            found.append(numbers)
+            self._local.put(worker, gradients)
         self._buffers.check_fixed()
-        table = self._exchanged(numbers_tensor(rows, self._team.device))
-        weights = None if self._setup.task.weight_is_samples else table[:, 1]
-        self._holding.finish(mean_factor(self._setup.recipe, self._setup.cuts.parts(step), weights))
-        measured = self._setup.recipe.clip_norm is not None or self._setup.measures(step)
-        square = self._holding.clipped(self._team.total(self._own_square())) if measured else None
-        return StepNumbers(Gathered(table, None, [len(table)]), square)
+        table = self._exchanged(pack(found, self._team.device, signal))
+        weights = None if self._setup.task.weight_is_samples else table[:, WEIGHT]
+        self._local.finish(mean_factor(self._setup.recipe.worker_batch, self._setup.cuts.samples(step), weights))
+        measured = measures or self._setup.recipe.clip_norm is not None
+        square = self._local.clipped(self._team.total(self._own_square())) if measured else None
+        return StepNumbers(table, [*found[0].metrics], square)
 
     def _exchanged(self, table: Tensor) -> Tensor:
         """The workers' numbers, which all processes have, with the norms of all parts and anybody's signal."""
         gathered = self._team.gather_rows(table, [len(table)] * self._team.size).wait()
         everybody = gathered.view(self._team.size, *table.shape)  # (process, worker, number)
         numbers = everybody[0].clone()
-        numbers[:, 2], numbers[:, -1] = everybody[:, :, 2].sum(0), everybody[:, :, -1].amax(0)
+        numbers[:, SQUARED_NORMS] = everybody[:, :, SQUARED_NORMS].sum(0)
+        numbers[:, SIGNAL] = everybody[:, :, SIGNAL].amax(0)
         return numbers
 
     def _own_square(self) -> Tensor:
         """The squared norm of this process's parts of the mean gradient, and on the first of what all have."""
-        gradients = self._holding.gradients()
+        gradients = self._local.gradients()
         mine = [gradient for gradient, counts in zip(gradients, self._counts_here, strict=True) if counts]
         return sum_of_squares(torch.stack(torch._foreach_norm(mine)))  # some matrix is split
 
     def update(self, lr: float) -> None:
         """Change this process's parts and the averaged buffers."""
-        self._holding.update(lr)
-
-    def whole(self) -> AbstractContextManager[PlacedModel]:
-        """The model with all parts gathered."""
-        return self._shelf.filled(self._tensors())
+        self._local.update(lr)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._module.named_parameters():
@@ -148,21 +134,9 @@ class TensorParallel:
         dim = self._dims.get(name)
         return tensor if dim is None else tensor.chunk(self._team.size, dim)[self._team.rank]
 
-    def worker_steps(self, step: int) -> Iterator[WorkerStep]:
-        """None: no process ever holds a worker's whole gradient."""
-        return iter(())
-
-    def fingerprint(self) -> list[int] | None:
-        """None: no two processes hold the same."""
-        return None
-
-    def broken(self) -> str | None:
-        """The name of a parameter that is not finite, the same on every process."""
-        return broken_anywhere(self._parts.items(), self._team)
-
     def state(self) -> list[StateEntry]:
         """The optimizer's state of whole parameters, on the first process: a split by columns has no simple place."""
-        entries = [self._whole_entry(entry) for entry in self._holding.optimizer.state()]
+        entries = [self._whole_entry(entry) for entry in self._local.optimizer.state()]
         return entries if self._team.leads else []
 
     def _whole_entry(self, entry: StateEntry) -> StateEntry:
@@ -175,10 +149,6 @@ class TensorParallel:
         whole = torch.cat(parts, dim)
         return StateEntry(entry.name, whole.flatten(), 0, tuple(whole.shape))
 
-    def survived(self) -> list[StateEntry] | None:
-        """A process has a part of it only."""
-        return None
-
     def load_state(self, names: Iterable[str], read: Reader) -> None:
         """Fill the optimizer's state for this process's parts."""
 
@@ -190,15 +160,11 @@ class TensorParallel:
             whole = read(name, 0, shape.numel()).view(shape)
             return self._cut(parameter, whole).reshape(-1)[start:stop]
 
-        self._holding.optimizer.load(names, read_part)
+        self._local.optimizer.load(names, read_part)
 
     def held(self) -> HeldBytes:
         """The parts, their sums over workers, and their state."""
-        return self._holding.held()
-
-    def close(self) -> None:
-        """End the loader processes."""
-        self._feed.close()
+        return self._local.held()
 
 
 class _SplitWorkers(Workers):

@@ -1,27 +1,193 @@
-"""One worker's gradient, computed alone: its samples, its random numbers, its batch-norm statistics."""
+"""One worker's part of a step, computed alone: its samples, its random numbers, its batch-norm statistics.
+
+What it finds are `WorkerNumbers`. `pack` lays those of several workers out as one matrix, which processes exchange at
+once, and `StepNumbers.read` gives them back.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from scalewise.engine.data import streams
 from scalewise.engine.data.feed import Feed
+from scalewise.engine.processes.team import Gathered
 from scalewise.engine.sums.flat import sum_of_squares
+from scalewise.errors import TaskError
 from scalewise.recipe import Recipe
 from scalewise.schedules import Cuts
 from scalewise.tasks.task import Batch, Loss, MeanLoss, Number, Task
 
 Ready = Callable[[int, Tensor], None]  # (number of the parameter, this worker's gradient of it)
+LOSS, WEIGHT, SQUARED_NORMS, FIRST_METRIC = range(4)  # columns of a packed row: see `pack`
+SIGNAL = -1  # the last column, where no fingerprint follows it
+
+
+@dataclass(frozen=True)
+class WorkerNumbers:
+    """What one worker finds in a step, or in one micro batch of it: sums, so that they add up.
+
+    Arguments:
+        loss, weight: the sum of the loss, and what its mean divides by (samples, tokens, …).
+        metrics: (sum, weight) by name.
+        squared_norms: Σ‖mean gradient of a micro batch‖²; 0 where norms are not taken.
+        signal: the signal that the worker's process received, or 0.
+        fingerprint: of its process's weights before the step, in two halves; empty where they are not compared.
+    """
+
+    loss: Number
+    weight: Number
+    metrics: Mapping[str, tuple[Number, Number]]
+    squared_norms: Number = 0.0
+    signal: int = 0
+    fingerprint: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, loss: Loss | MeanLoss) -> WorkerNumbers:
+        """Those of one micro batch, before its gradient is known."""
+        pairs = loss.pairs()
+        return cls(*pairs.pop("loss"), pairs)
+
+    def __add__(self, other: WorkerNumbers) -> WorkerNumbers:
+        """The numbers of several micro batches, with those of one more."""
+        pairs = zip(self.metrics.items(), other.metrics.values(), strict=True)
+        metrics = {name: (mine[0] + its[0], mine[1] + its[1]) for (name, mine), its in pairs}
+        norms = self.squared_norms + other.squared_norms
+        return WorkerNumbers(self.loss + other.loss, self.weight + other.weight, metrics, norms)
+
+    def with_norm(self, square: Number) -> WorkerNumbers:
+        """The same with the squared norm of one more gradient."""
+        return replace(self, squared_norms=self.squared_norms + square)
+
+    def sums(self) -> list[Number]:
+        """(sum, weight) of the loss and of every metric, one after another: see `means`."""
+        return [self.loss, self.weight, *chain(*self.metrics.values())]
+
+
+def pack(
+    workers: Sequence[WorkerNumbers], device: torch.device, signal: int, fingerprint: Sequence[int] = ()
+) -> Tensor:
+    """One row per worker: loss, weight, squared norms, (sum, weight) of each metric, signal, fingerprint."""
+    rows = [
+        [one.loss, one.weight, one.squared_norms, *chain(*one.metrics.values()), signal, *fingerprint]
+        for one in workers
+    ]
+    return numbers_tensor(rows, device)
+
+
+def _unpacked(row: list[float], names: Sequence[str]) -> WorkerNumbers:
+    last = FIRST_METRIC + 2 * len(names)
+    pairs = zip(row[FIRST_METRIC:last:2], row[FIRST_METRIC + 1 : last : 2], strict=True)
+    return WorkerNumbers(
+        row[LOSS],
+        row[WEIGHT],
+        dict(zip(names, pairs, strict=True)),
+        row[SQUARED_NORMS],
+        int(row[last]),
+        tuple(row[last + 1 :]),
+    )
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """A step's numbers on their way: read them a step late, so that nothing waits."""
+
+    table: Tensor | Gathered  # (worker, number), as `pack` lays it out
+    metric_names: Sequence[str]
+    squared_norm: Tensor | None  # of the mean gradient, before clipping
+
+    def read(self) -> list[WorkerNumbers]:
+        """Every worker's numbers, in order."""
+        table = self.table if isinstance(self.table, Tensor) else self.table.wait()
+        return [_unpacked(row, self.metric_names) for row in table.tolist()]
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the mean gradient is not finite, where that is known without waiting: on a CPU, if measured."""
+        square = self.squared_norm
+        return square is not None and square.is_cpu and not math.isfinite(square)
+
+
+@dataclass(frozen=True)
+class WorkerStep:
+    """One worker's part of a step: its numbers and its gradients."""
+
+    worker: int
+    numbers: WorkerNumbers
+    gradients: list[Tensor]  # of the parameters, in order; they are overwritten by the next worker
+
+
+def means(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Σ sum ÷ Σ weight for each name, from rows of such pairs, in order; 0 ÷ 0 is not a number."""
+    result = {}
+    for number, name in enumerate(names):
+        total = sum(row[2 * number] for row in rows)
+        weight = sum(row[2 * number + 1] for row in rows)
+        result[name] = total / weight if weight else float("nan")
+    return result
 
 
 def precision(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:
     """The context in which the model runs forward."""
     return torch.autocast(device.type, torch.bfloat16) if recipe.precision == "bf16" else nullcontext()
+
+
+class Buffers:
+    """The buffers of a module, or of a part of one, from worker to worker of a step.
+
+    Arguments:
+        module: whose buffers they are.
+        averages, counters: those that training changes, by name; any other must stay as it is.
+    """
+
+    def __init__(self, module: nn.Module, averages: Mapping[str, Tensor], counters: Mapping[str, Tensor]) -> None:
+        self._module = module
+        self._averages, self._counters = [*averages.values()], [*counters.values()]
+        self._starts = [buffer.clone() for buffer in (*self._averages, *self._counters)]
+        changing = {id(buffer) for buffer in (*self._averages, *self._counters)}
+        self._fixed = {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in changing}
+        self.accept()
+
+    def remember(self) -> None:
+        """Note the buffers from which every worker of this step starts."""
+        cut = len(self._averages)
+        _copy(self._starts[:cut], self._averages)
+        _copy(self._starts[cut:], self._counters)
+
+    def restore(self) -> None:
+        """Put the buffers back to where this step's workers start."""
+        cut = len(self._averages)
+        _copy(self._averages, self._starts[:cut])
+        _copy(self._counters, self._starts[cut:])
+
+    def accept(self) -> None:
+        """Take the other buffers as what they are to stay."""
+        self._versions = self._fixed_versions()
+
+    def check_fixed(self) -> None:
+        """Refuse a buffer that training changed without being told what that means for several workers."""
+        if self._fixed and self._fixed_versions() != self._versions:
+            now = self._fixed_versions()
+            name = next(name for name in now if now[name] != self._versions.get(name))
+            raise TaskError(
+                f"buffer {name!r} changed during training, and its value over several workers is not known; declare "
+                f"it in the task: buffers={{{name!r}: 'mean'}} (averaged over workers) or 'same' (equal on all)"
+            )
+
+    def _fixed_versions(self) -> dict[str, tuple[int, int]]:
+        current = dict(self._module.named_buffers())
+        return {name: (id(current.get(name)), buffer._version) for name, buffer in self._fixed.items()}
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
 
 
 class Workers:
@@ -52,10 +218,9 @@ class Workers:
         self._ready: Ready | None = None
         self._waiting: set[int] = set()
         self._began = False  # whether the sums hold micro batches of this step already
-        self.metric_names: list[str] = []
 
     def listen(self) -> None:
-        """Make `gradient(ready=…)` possible: tell of each parameter's gradient while backward goes on."""
+        """Make `gradient(ready=…)` possible: report each parameter's gradient during the backward pass."""
         for number, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(self._hook(number))
 
@@ -63,11 +228,11 @@ class Workers:
         def hook(parameter: Tensor) -> None:
             if self._ready is not None:
                 assert parameter.grad is not None
-                self._tell(number, parameter.grad)
+                self._report(number, parameter.grad)
 
         return hook
 
-    def _tell(self, number: int, gradient: Tensor) -> None:
+    def _report(self, number: int, gradient: Tensor) -> None:
         assert self._ready is not None
         self._waiting.discard(number)
         if self._sums:
@@ -82,49 +247,48 @@ class Workers:
         ready: Ready | None = None,
         forwarded: Callable[[Number], None] | None = None,
         together: bool = False,
-    ) -> tuple[list[Tensor], list[Number]]:
+    ) -> tuple[list[Tensor], WorkerNumbers]:
         """The gradients of one worker, scaled by 1 ÷ worker batch, and its numbers.
 
         Arguments:
             step, worker: which samples and random numbers.
             measure: whether to take the norm of every micro batch's gradient.
-            ready: told of each parameter's gradient as it comes, in the last backward pass.
-            forwarded: told the worker's weight when it is known, before the last backward pass.
-            together: whether other workers are under way in lockstep, so that nothing may be shared with them.
-
-        The numbers are (loss total, weight, Σ‖mean gradient of a micro batch‖², metric totals and weights …).
+            ready: receives each parameter's gradient as it comes, in the last backward pass.
+            forwarded: receives the worker's weight once it is known, before the last backward pass.
+            together: whether other workers run in lockstep with it, so that nothing may be shared with them.
         """
         recipe = self._recipe
         streams.seed_everything(streams.key("worker", recipe.seed, step, worker), self._device)
-        numbers: list[Number] = []
+        numbers: WorkerNumbers | None = None
         gradients: list[Tensor] = []
-        micro_batches = self._cuts.parts(step) * recipe.micro_batches
+        micro_batches = self._cuts.micro_batches(step)
         batches: Iterator[Batch] = (self._feed.batch(step, worker, micro) for micro in range(micro_batches))
         sums = self._sums
         if together:
             batches, sums = iter([*batches]), [torch.empty_like(part) for part in sums]
         for micro, batch in enumerate(batches):
             loss = self._forward(batch)
-            row = self._row(loss)
-            numbers = added(numbers, row)
+            found = self._numbers(loss)
+            numbers = found if numbers is None else numbers + found
             last = micro == micro_batches - 1
             if last and forwarded is not None:
-                forwarded(numbers[1])
+                forwarded(numbers.weight)
             self._began = micro > 0
             gradients = self._gradients_alone(loss) if together else self._backward(loss, ready if last else None)
             if measure:
-                numbers[2] += self._square_norm(gradients) * (recipe.worker_batch / row[1]) ** 2
+                numbers = numbers.with_norm(self._square_norm(gradients) * (recipe.worker_batch / found.weight) ** 2)
             if sums and not (last and ready):
                 (torch._foreach_add_ if micro else torch._foreach_copy_)(sums, gradients)
+        assert numbers is not None
         return sums or gradients, numbers
 
-    def passes(self, step: int, worker: int) -> Iterator[tuple[Tensor, list[Number], bool]]:
+    def passes(self, step: int, worker: int) -> Iterator[tuple[Tensor, WorkerNumbers, bool]]:
         """For each micro batch: where backward starts, its numbers as `gradient` has them, whether it is the last."""
         streams.seed_everything(streams.key("worker", self._recipe.seed, step, worker), self._device)
-        micro_batches = self._cuts.parts(step) * self._recipe.micro_batches
+        micro_batches = self._cuts.micro_batches(step)
         for micro in range(micro_batches):
             loss = self._forward(self._feed.batch(step, worker, micro))
-            yield loss.root(self._recipe.worker_batch), self._row(loss), micro == micro_batches - 1
+            yield loss.root(self._recipe.worker_batch), self._numbers(loss), micro == micro_batches - 1
 
     def _forward(self, batch: Batch) -> Loss | MeanLoss:
         with precision(self._recipe, self._device):
@@ -139,7 +303,7 @@ class Workers:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         if ready is not None:
             for number in sorted(self._waiting):  # the loss did not depend on these
-                self._tell(number, gradients[number])
+                self._report(number, gradients[number])
             self._ready = None
         return gradients
 
@@ -148,30 +312,17 @@ class Workers:
         found = torch.autograd.grad(loss.root(self._recipe.worker_batch), self._parameters, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
 
-    def _row(self, loss: Loss | MeanLoss) -> list[Number]:
-        self.metric_names, row = numbers_of(loss)
-        return row
+    def _numbers(self, loss: Loss | MeanLoss) -> WorkerNumbers:
+        return WorkerNumbers.of(loss)
 
     def _square_norm(self, gradients: list[Tensor]) -> Number:
         return square_of(torch._foreach_norm(gradients))
-
-
-def numbers_of(loss: Loss | MeanLoss) -> tuple[list[str], list[Number]]:
-    """The names of the metrics, and (loss total, weight, 0 for norms to come, metric totals and weights …)."""
-    pairs = loss.pairs()
-    first, *others = pairs.values()
-    return [*pairs][1:], [*first, 0.0, *itertools.chain(*others)]
 
 
 def square_of(norms: Sequence[Tensor]) -> Number:
     """The squared norm of everything from the norms of its parts, in order."""
     square = sum_of_squares(torch.stack([*norms]))
     return float(square) if square.is_cpu else square
-
-
-def added(numbers: list[Number], row: list[Number]) -> list[Number]:
-    """Numbers of several micro batches, with those of one more."""
-    return [sum(pair) for pair in zip(numbers, row, strict=True)] if numbers else row
 
 
 def numbers_tensor(rows: Sequence[Sequence[Number]], device: torch.device) -> Tensor:

@@ -143,7 +143,7 @@ def save_alone(training: Training, state: list[StateEntry], folder: Path, record
     index = Index(training.progress, training.noise.state(), recipe, *_merged([written]), records)
     try:
         _publish(temporary, final, index)
-    except OSError:  # another survivor was faster, with the same state
+    except OSError:  # another process has written the same state already
         shutil.rmtree(temporary, ignore_errors=True)
 
 

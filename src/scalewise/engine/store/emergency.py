@@ -1,6 +1,6 @@
-"""The state after the last whole step, saved by a process whose peer has died.
+"""Emergency checkpoints: the state after the last whole step, saved by a process whose peer has died.
 
-Every process holds all of it, so one survivor is enough. What it writes is a checkpoint like any other, with the newest
+Every process holds all of it, so one that is left is enough. It writes a checkpoint like any other, with the newest
 records besides: those that the first process had not yet written may have died with it.
 """
 
@@ -26,21 +26,17 @@ def save(training: Training, folder: Path, newest: Iterable[Record]) -> int | No
     """Write a checkpoint of the last whole step; its number, or None where one process does not have all of it.
 
     Arguments:
-        training: one that has broken off, and will not go on.
+        training: one that has broken off, and will not continue.
         folder: where checkpoints are.
-        newest: the last records of this run, as far as they have been made.
+        newest: the last records of this run, as far as they exist.
     """
     try:
-        waiting, entries = training.settle(), training.strategy.survived()
-        if waiting is None or entries is None or training.strategy.broken() is not None:
+        waiting, entries = training.settle(), training.strategy.emergency_state()
+        if waiting is None or entries is None or training.strategy.non_finite() is not None:
             return None
         lines = [records.line(record) for record in (*newest, *waiting)]
         checkpoint.save_alone(training, entries, folder, lines)
-    except (
-        ScalewiseError,
-        OSError,
-        SafetensorError,
-    ):  # there is an older checkpoint, and the first reason is the one to hear
+    except (ScalewiseError, OSError, SafetensorError):  # an older checkpoint exists; report the first failure instead
         return None
     return training.progress.step
 

@@ -7,7 +7,7 @@ and in which norms are taken, so neither depends on the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +17,10 @@ from scalewise.engine.sums.tree import FoldPlan
 
 CHUNK = 2048
 ALIGNMENT = 64  # bytes: where torch itself puts a tensor, and kernels may look at that
-BUCKETS = 4  # about as many, so that the exchange can begin while backward goes on …
+BUCKETS = 4  # about as many, so that the exchange can begin during the backward pass …
 BUCKET_BYTES, MOST_BUCKET_BYTES = 1 << 20, 25 << 20  # … but not so many that each is all latency
+
+Scale = Callable[[Tensor, int], None]  # (a stretch of the sum, where it begins in the flat vector)
 
 
 @dataclass(frozen=True)
@@ -228,3 +230,62 @@ def sum_rows(rows: list[Tensor], plan: FoldPlan) -> Tensor:
             into.add_(from_)
     assert buffers[0] is not None
     return buffers[0]
+
+
+class Alone:
+    """The reduction of one process: its fold is the whole sum, and nothing is exchanged."""
+
+    def __init__(self, layout: FlatLayout, fold: Fold) -> None:
+        self.buckets: list[Bucket] = []
+        self.sum = fold.buffers[0]
+        self.spreads = False
+        self.owned = [(0, layout.size)]
+        self.waited_seconds = 0.0
+        self._parameters = self.sum[: layout.parameters_stop]
+
+    def launch(self, bucket: Bucket) -> None:
+        """Never called: there are no buckets."""
+
+    def finish(self, scale: Scale) -> None:
+        """Scale the sum."""
+        scale(self.sum, 0)
+
+    def squared_norm(self) -> Tensor:
+        """From the chunks of the whole sum."""
+        return sum_of_squares(chunk_norms(self._parameters))
+
+    def complete(self, numbers: Tensor) -> None:
+        """No-op on one process."""
+
+    def publish(self, state: Tensor) -> None:
+        """No-op on one process."""
+
+
+def mean_factor(worker_batch: int, samples: int, weights: Tensor | None) -> float:
+    """What turns the sum of the workers' gradients, each ÷ worker batch, into the mean over the global batch.
+
+    Arguments:
+        worker_batch: what each worker divides by.
+        samples: of the step, over all workers.
+        weights: the weight of each worker's samples; None where samples count alike.
+    """
+    total = float(samples) if weights is None else float(sum(weights.flatten().tolist()))
+    return worker_batch / total if total else 1.0
+
+
+def scaling(workers: int, layout: FlatLayout, factor: float) -> Scale:
+    """Gradients times `factor`, averages divided by the number of workers."""
+
+    def scale(stretch: Tensor, start: int) -> None:
+        cut = min(max(layout.parameters_stop - start, 0), len(stretch))
+        if factor != 1.0:
+            stretch[:cut].mul_(factor)
+        if workers > 1:
+            stretch[cut:].div_(workers)
+
+    return scale
+
+
+def clip_coefficient(clip_norm: float, squared_norm: Tensor) -> Tensor:
+    """What a gradient is multiplied by, as torch.nn.utils.clip_grad_norm_ has it."""
+    return (clip_norm / (squared_norm.sqrt() + 1e-6)).clamp(max=1.0)

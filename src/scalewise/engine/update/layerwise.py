@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from scalewise.engine.sums.flat import CHUNK, FlatLayout, Stretch, wide
 from scalewise.engine.sums.grid import Complete, Range, RangeNorms
-from scalewise.optim.lamb import fused_adam
-from scalewise.optim.rules import local_rate, trust_ratio
+from scalewise.optim.rules import fused_adam, local_rate, trust_ratio
 from scalewise.recipe import OptimizerName, Recipe
 
 BLOCK = 32 * CHUNK  # elements whose direction is computed at once: they stay in the cache

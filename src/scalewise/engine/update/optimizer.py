@@ -79,11 +79,7 @@ class FlatOptimizer:
     def __init__(self, recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete) -> None:
         self._layout, self._stretches = layout, stretches
         self._rule = _rule(recipe, layout, stretches, complete)
-
-    @torch.no_grad()
-    def step(self, gradient: Tensor, lr: float) -> None:
-        """Update the owned weights by the flat mean gradient."""
-        self._rule.step(gradient, lr)
+        self.step = self._rule.step  # updates the owned weights by the flat mean gradient; without autograd
 
     def state(self) -> list[StateEntry]:
         """What is held here, by `optimizer.<kind>.<parameter>`."""

@@ -224,11 +224,8 @@ def _losses_alone(task: Task, recipe: Recipe, device: DeviceName) -> list[float]
 
 def take_step(training: Training) -> float:
     """One step; its loss."""
-    numbers = training.strategy.gradients(training.progress.step, 0)
-    rate, _ = training.pace.advance(training.progress, numbers)
-    training.strategy.update(rate)
-    rows = numbers.rows.wait().tolist()
-    return float(sum(row[0] for row in rows) / sum(row[1] for row in rows))
+    workers = training.take_step().read()
+    return float(sum(worker.loss for worker in workers) / sum(worker.weight for worker in workers))
 
 
 def _alone(task: Task, recipe: Recipe, placement: Placement, team: Team) -> _Own:

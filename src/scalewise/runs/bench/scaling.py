@@ -100,10 +100,10 @@ def _timed_steps(training: Training, steps: int, advance: Callable[[int], list[f
 
     advance(WARM_UP_STEPS)
     training.team.barrier()
-    waited = training.strategy.waited_seconds
+    waited = training.strategy.feed.waited_seconds
     waits: list[float] = []
     seconds = timed(lambda: waits.extend(advance(steps)), training.team.device)
-    input_seconds = training.strategy.waited_seconds - waited
+    input_seconds = training.strategy.feed.waited_seconds - waited
     digest = sha256(training.strategy.model.tensors()) if training.team.leads else None
     return Took(seconds, waits, input_seconds, digest)
 

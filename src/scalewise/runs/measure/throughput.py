@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from scalewise.engine.data.feed import placed
 from scalewise.engine.data.samples import open_samples
 from scalewise.engine.loop import Training
-from scalewise.engine.numerics import numerics
+from scalewise.engine.parallel.model import numerics
 from scalewise.engine.parallel.workers import precision
 from scalewise.engine.placement import Placement, available_cores
 from scalewise.engine.processes.memory import STATUS, free_memory, held, is_out_of_memory
@@ -225,7 +225,7 @@ class _Bench:
         """Floating-point operations of forward and backward, counted in one step."""
         recipe = self._trial(batch).replace(compile=False)
         with self._training(recipe) as training:
-            return count_operations(lambda: training.strategy.gradients(0, 0)) / recipe.worker_batch
+            return count_operations(lambda: training.gradients()) / recipe.worker_batch
 
     def climb(self, smallest: int, largest: int, notify: Notify) -> list[_Contestant]:
         """Worker batches that double, each with a first idea of its speed, while that is worth the time."""
@@ -308,10 +308,10 @@ class _Bench:
 
         if contestant.step_seconds < COLD_SECONDS:
             take_step(training)
-        waited = training.strategy.waited_seconds
+        waited = training.strategy.feed.waited_seconds
         seconds = timed(work, device)
         if not training.samples.in_memory:
-            seconds -= training.strategy.waited_seconds - waited
+            seconds -= training.strategy.feed.waited_seconds - waited
         return contestant.steps * training.recipe.worker_batch / seconds
 
     def _inference_rate(self, contestant: _Contestant) -> float:

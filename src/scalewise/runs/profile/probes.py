@@ -77,7 +77,7 @@ class Probes:
             (strategy.feed, "batch", Label("queue", waits=self._reads_ahead)),
             (strategy.feed, "_placed", Label("transport to device")),
             (workers, "_forward", Label("loss")),
-            (workers, "_row", Label("output")),
+            (workers, "_numbers", Label("output")),
             (workers, "_square_norm", Label("norms")),
             (strategy._fold, "put", Label("sum")),
             (strategy._fold, "put_one", Label("sum")),

@@ -93,7 +93,7 @@ def observe(training: Training, steps: int | None) -> Generator[str, None, Notes
             kinds = (_plain_round, _profiled_round)
             for kind in kinds if number % 2 else reversed(kinds):  # none is always first
                 kind(walk, notes, count)
-        training.strategy.close()
+        training.strategy.feed.close()
         notes.loaders.extend(read_loaders(Path(folder)))
     return notes
 

@@ -118,10 +118,7 @@ def smallest_batch(task: Task, recipe: Recipe) -> int:
 
 def take_step(training: Training) -> None:
     """The engine's own step: every worker's gradient, their mean, the update."""
-    numbers = training.strategy.gradients(training.progress.step, 0)
-    rate, _ = training.pace.advance(training.progress, numbers)
-    training.strategy.update(rate)
-    numbers.rows.wait()
+    training.take_step().read()
 
 
 @contextmanager

@@ -16,10 +16,9 @@ from torch import Tensor
 from scalewise.engine.data import streams
 from scalewise.engine.data.feed import placed
 from scalewise.engine.data.samples import Samples, open_samples
-from scalewise.engine.evaluate import means, recomputed, recomputes
-from scalewise.engine.numerics import numerics
-from scalewise.engine.parallel.model import PlacedModel, sha256
-from scalewise.engine.parallel.workers import precision
+from scalewise.engine.evaluate import recomputed, recomputes
+from scalewise.engine.parallel.model import PlacedModel, numerics, sha256
+from scalewise.engine.parallel.workers import means, precision
 from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.engine.processes.team import Team, alone
 from scalewise.engine.store import checkpoint

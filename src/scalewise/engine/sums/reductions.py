@@ -1,0 +1,262 @@
+"""How the workers' gradients become one sum: interchangeable siblings behind one protocol.
+
+| name | who sums | who updates | exact |
+|---|---|---|---|
+| alone (flat.py) | the only process | it | yes |
+| ordered | each process its shards, in tree order | every process, or each its shards | yes |
+| allreduce | the backend, in its own order | every process | no |
+| server | process 0, in tree order | process 0 | yes |
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from scalewise.engine.placement import Placement
+from scalewise.engine.processes.team import Team, all_gather
+from scalewise.engine.sums.flat import (
+    CHUNK,
+    Alone,
+    Bucket,
+    FlatLayout,
+    Fold,
+    Scale,
+    chunk_norms,
+    sum_of_squares,
+    sum_rows,
+)
+from scalewise.engine.sums.tree import fold_plan, share, whole_nodes
+
+SERVER = 0
+
+
+def build(placement: Placement, layout: FlatLayout, team: Team, workers: int) -> tuple[Fold, Reduction]:
+    """The fold of this process's workers and the reduction that continues from it."""
+    first, last = share(team.rank, team.size, workers)
+    fold = Fold(layout, fold_plan([(worker, worker + 1) for worker in range(first, last)], workers))
+    if team.size == 1:
+        return fold, Alone(layout, fold)
+    if placement.reduce == "server":
+        return fold, Server(layout, fold, team, workers)
+    if placement.reduce == "allreduce":
+        return fold, AllReduce(layout, fold)
+    return fold, Ordered(layout, fold, team, workers, placement.shard_optimizer)
+
+
+class Reduction(Protocol):
+    """From the nodes that each process has summed to one sum, and from updated parameters to everybody."""
+
+    buckets: list[Bucket]
+    sum: Tensor  # valid in `owned` after `finish`
+    owned: list[tuple[int, int]]  # the parts of the flat vector that this process updates
+    spreads: bool  # whether updated state must be published, because not every process updates everything
+    waited_seconds: float  # how long this process has waited for others so far; on a CPU, where waiting blocks
+
+    def launch(self, bucket: Bucket) -> None:
+        """Start on a bucket in which this process's nodes are complete."""
+
+    def finish(self, scale: Scale) -> None:
+        """Wait for all buckets; `scale` turns each stretch of the sum into a mean, once."""
+
+    def squared_norm(self) -> Tensor:
+        """‖gradient‖² from the norms of the chunks in order, the same on every process."""
+
+    def complete(self, numbers: Tensor) -> None:
+        """Fill in the numbers that other owners have, where each number has one owner and is 0 elsewhere."""
+
+    def publish(self, state: Tensor) -> None:
+        """Bring the owners' parts of the flat `state` to every process."""
+
+
+def wait_for(work: dist.Work) -> float:
+    """Wait for an exchange; returns the seconds that took."""
+    began = time.perf_counter()
+    work.wait()
+    return time.perf_counter() - began
+
+
+class Ordered:
+    """The exact reduction: all-to-all of shards, the rest of the tree summed locally in order, all-gather.
+
+    With the optimizer sharded, the last part is left out: each process updates the shards it has summed, and the
+    parameters are gathered instead of the gradients. The bytes on the wire are those of a ring all-reduce when every
+    process holds one whole node, as it does when the processes divide a power of two of workers.
+    """
+
+    def __init__(self, layout: FlatLayout, fold: Fold, team: Team, workers: int, sharded: bool) -> None:
+        self.buckets = layout.buckets()
+        self.sum = layout.new()
+        self.spreads = sharded
+        self.owned = [bucket.shard_range(team.rank) for bucket in self.buckets] if sharded else [(0, layout.size)]
+        self.waited_seconds = 0.0
+        self._layout, self._fold, self._team = layout, fold, team
+        held = [whole_nodes(share(process, team.size, workers), workers) for process in range(team.size)]
+        self._counts = [len(nodes) for nodes in held]
+        self._plan = fold_plan([node for nodes in held for node in nodes], workers)
+        self._received = {bucket: self._space(bucket) for bucket in self.buckets}
+        self._works: dict[Bucket, list[dist.Work]] = {}
+
+    def _space(self, bucket: Bucket) -> list[Tensor]:
+        """Room for what the processes send in each round: their first nodes, their second nodes, …"""
+        rounds = range(max(self._counts))
+        senders = [sum(count > number for count in self._counts) for number in rounds]
+        return [self.sum.new_empty(count * bucket.shard) for count in senders]
+
+    def launch(self, bucket: Bucket) -> None:
+        """Send each process its shard of every node held here."""
+        self._works[bucket] = [self._exchange(bucket, number) for number in range(max(self._counts))]
+
+    def _exchange(self, bucket: Bucket, number: int) -> dist.Work:
+        has = number < self._counts[self._team.rank]
+        mine = self._fold.buffers[number][bucket.start : bucket.stop] if has else self.sum[:0]
+        outgoing = [bucket.shard if has else 0] * self._team.size
+        incoming = [bucket.shard if count > number else 0 for count in self._counts]
+        work = dist.all_to_all_single(self._received[bucket][number], mine, incoming, outgoing, async_op=True)
+        assert work is not None
+        return work
+
+    def finish(self, scale: Scale) -> None:
+        """Sum the shards of each bucket in tree order; gather them unless each process keeps its own."""
+        gathers = []
+        for bucket in self.buckets:
+            self.waited_seconds += sum(map(wait_for, self._works.pop(bucket)))
+            start, stop = bucket.shard_range(self._team.rank)
+            shard = sum_rows(self._in_worker_order(bucket), self._plan)
+            scale(shard, start)
+            if self.spreads:
+                self.sum[start:stop] = shard
+            else:
+                gathers.append(all_gather(self.sum[bucket.start : bucket.stop], shard))
+        self.waited_seconds += sum(map(wait_for, gathers))
+
+    def _in_worker_order(self, bucket: Bucket) -> list[Tensor]:
+        rounds = [iter(space.split(bucket.shard)) for space in self._received[bucket]]
+        return [next(rounds[number]) for count in self._counts for number in range(count)]
+
+    def squared_norm(self) -> Tensor:
+        """From the chunks of the sum; with a sharded optimizer each process brings the norms of its own."""
+        if not self.spreads:
+            norms = chunk_norms(self.sum)
+        else:
+            norms = self.sum.new_empty(self._layout.size // CHUNK)
+            works = [self._gather_norms(bucket, norms) for bucket in self.buckets]
+            self.waited_seconds += sum(map(wait_for, works))
+        return sum_of_squares(norms[: self._layout.parameters_stop // CHUNK])
+
+    def _gather_norms(self, bucket: Bucket, norms: Tensor) -> dist.Work:
+        start, stop = bucket.shard_range(self._team.rank)
+        return all_gather(norms[bucket.start // CHUNK : bucket.stop // CHUNK], chunk_norms(self.sum[start:stop]))
+
+    def complete(self, numbers: Tensor) -> None:
+        """Fill in what other processes own: a sum in which all terms but one are 0 is exact in any order."""
+        if self.spreads:
+            dist.all_reduce(numbers)
+
+    def publish(self, state: Tensor) -> None:
+        """Gather the updated shards of the state."""
+        shards = [state[slice(*bucket.shard_range(self._team.rank))].clone() for bucket in self.buckets]
+        works = [
+            all_gather(state[bucket.start : bucket.stop], shard)
+            for bucket, shard in zip(self.buckets, shards, strict=True)
+        ]
+        self.waited_seconds += sum(map(wait_for, works))
+
+
+class AllReduce:
+    """The backend's own all-reduce of the local sums: close, not exact, and what other tools do."""
+
+    def __init__(self, layout: FlatLayout, fold: Fold) -> None:
+        self.buckets = layout.buckets()
+        self.sum = fold.buffers[0]
+        self.spreads = False
+        self.owned = [(0, layout.size)]
+        self.waited_seconds = 0.0
+        self._others = fold.buffers[1 : len(fold.plan.nodes)]
+        self._parameters = self.sum[: layout.parameters_stop]
+        self._works: list[dist.Work] = []
+
+    def launch(self, bucket: Bucket) -> None:
+        """Add the local nodes and start the all-reduce."""
+        mine = self.sum[bucket.start : bucket.stop]
+        for other in self._others:
+            mine.add_(other[bucket.start : bucket.stop])
+        work = dist.all_reduce(mine, async_op=True)
+        assert work is not None
+        self._works.append(work)
+
+    def finish(self, scale: Scale) -> None:
+        """Wait and scale."""
+        self.waited_seconds += sum(map(wait_for, self._works))
+        self._works.clear()
+        scale(self.sum, 0)
+
+    def squared_norm(self) -> Tensor:
+        """From the chunks of the whole sum, which every process has."""
+        return sum_of_squares(chunk_norms(self._parameters))
+
+    def complete(self, numbers: Tensor) -> None:
+        """Every process has them all."""
+
+    def publish(self, state: Tensor) -> None:
+        """Every process has updated everything."""
+
+
+class Server:
+    """The classic synchronous parameter server, exact: process 0 sums in tree order and updates the parameters."""
+
+    def __init__(self, layout: FlatLayout, fold: Fold, team: Team, workers: int) -> None:
+        self.buckets = layout.buckets()
+        self.sum = layout.new()
+        self._serves = team.rank == SERVER
+        self.spreads = True
+        self.owned = [(0, layout.size)] if self._serves else []
+        self.waited_seconds = 0.0
+        self._fold = fold
+        self._parameters = self.sum[: layout.parameters_stop]
+        held = [whole_nodes(share(process, team.size, workers), workers) for process in range(team.size)]
+        self._plan = fold_plan([node for nodes in held for node in nodes], workers)
+        self._senders = [process for process, nodes in enumerate(held) for _ in nodes]
+        sent = [process for process in self._senders if process != SERVER]
+        self._received = [layout.new() for _ in sent] if self._serves else []
+        self._works: list[dist.Work] = []
+
+    def launch(self, bucket: Bucket) -> None:
+        """Send this process's nodes to the server; there, wait for everybody's."""
+        stretch = slice(bucket.start, bucket.stop)
+        if self._serves:
+            senders = [process for process in self._senders if process != SERVER]
+            works = [dist.irecv(row[stretch], src) for row, src in zip(self._received, senders, strict=True)]
+        else:
+            nodes = self._fold.buffers[: len(self._fold.plan.nodes)]
+            works = [dist.isend(node[stretch], SERVER) for node in nodes]
+        self._works += [work for work in works if work is not None]
+
+    def finish(self, scale: Scale) -> None:
+        """On the server: the sum of all nodes in tree order."""
+        self.waited_seconds += sum(map(wait_for, self._works))
+        self._works.clear()
+        if self._serves:
+            own = self._fold.buffers[: len(self._fold.plan.nodes)]
+            self.sum.copy_(sum_rows([*own, *self._received], self._plan))
+            scale(self.sum, 0)
+
+    def squared_norm(self) -> Tensor:
+        """The server's, broadcast to all."""
+        norm = sum_of_squares(chunk_norms(self._parameters))
+        work = dist.broadcast(norm, SERVER, async_op=True)
+        assert work is not None
+        self.waited_seconds += wait_for(work)
+        return norm
+
+    def complete(self, numbers: Tensor) -> None:
+        """The server has them all, and nobody else needs them."""
+
+    def publish(self, state: Tensor) -> None:
+        """Send the parameters to each of the others: all of it leaves the server, as in the classic scheme."""
+        others = range(1, dist.get_world_size())
+        works = [dist.isend(state, other) for other in others] if self._serves else [dist.irecv(state, SERVER)]
+        self.waited_seconds += sum(wait_for(work) for work in works if work is not None)
