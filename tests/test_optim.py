@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import scalewise as sw
 from conftest import together
-from scalewise.engine.update.elementwise import ELEMENT_WISE
+from scalewise.engine.update.optimizer import ELEMENT_WISE
 from scalewise.errors import RecipeError
 from scalewise.optim import OPTIMIZERS, layerwise, native
 from scalewise.optim.rules import local_rate, local_rates, norm, trust_ratio, trust_ratios

@@ -2,7 +2,7 @@
 
 ScalewiseError              1  it ran and failed
 ├── UsageError              2  wrong usage or bad input: nothing was written
-│   ├── RecipeError            a recipe that cannot be
+│   ├── RecipeError            a recipe that is not valid
 │   ├── TaskError              a task that cannot be loaded or trained
 │   ├── DataError              data that are missing, damaged or out of range
 │   ├── PlacementError         processes or devices that do not fit the recipe
@@ -10,17 +10,17 @@ ScalewiseError              1  it ran and failed
 │   └── MissingExtra           a library that an extra of scalewise installs
 ├── NonFiniteLoss           1  the loss became infinite or not a number
 │   └── NonFiniteGradient      the loss did not, its gradient did
-├── NonFiniteData           1  a sample holds an infinite number or none
+├── NonFiniteData           1  a sample holds a number that is not finite
 ├── UserCodeError           1  the task's own code raised
 ├── CheckpointError         1  a checkpoint or record could not be read or written
 │   └── DamagedCheckpoint      it is not what was written; an older one may be
 ├── ReplicasDiffer          1  processes that must hold the same weights do not
 ├── ProcessFailed           1  one of the processes died
-├── TooLittleMemory         1  the memory does not hold one sample's training
-├── LostContact             1  another process stopped answering
-├── TargetMissed            3  it ran but did not reach the loss asked for
+├── TooLittleMemory         1  one sample's training does not fit into memory
+├── LostContact             1  another process stopped responding
+├── TargetMissed            3  it ran but did not reach the target
 ├── Interrupted       130/143  a signal stopped it; the state is saved
-└── Failed                  ?  another process's failure, passed on with its words and exit code
+└── Failed                  ?  another process's failure, with its message and exit code
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class UsageError(ScalewiseError):
 
 
 class RecipeError(UsageError, ValueError):
-    """A recipe that cannot be."""
+    """A recipe that is not valid."""
 
 
 class TaskError(UsageError, ValueError):
@@ -90,7 +90,7 @@ class NonFiniteGradient(NonFiniteLoss):
 
 
 class NonFiniteData(ScalewiseError):
-    """A sample holds an infinite number or none."""
+    """A sample holds a number that is not finite."""
 
 
 class UserCodeError(ScalewiseError):
@@ -114,15 +114,15 @@ class ProcessFailed(ScalewiseError):
 
 
 class TooLittleMemory(ScalewiseError):
-    """The memory does not hold a training step."""
+    """A training step does not fit into memory."""
 
 
 class LostContact(ScalewiseError):
-    """Another process stopped answering; it knows why."""
+    """Another process stopped responding; its own error says why."""
 
 
 class TargetMissed(ScalewiseError):
-    """It ran but did not reach the loss asked for."""
+    """It ran but did not reach the target."""
 
     exit_code = 3
 
@@ -136,7 +136,7 @@ class Interrupted(ScalewiseError):
 
 
 class Failed(ScalewiseError):
-    """Another process's failure, passed on with its words and exit code."""
+    """Another process's failure, with its message and exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Libraries that only some people need: which extra brings each, and one clear line where it is missing."""
+"""Optional libraries: which extra installs each, and one clear line where it is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTRAS = {
 
 
 def require(module: str) -> ModuleType:
-    """Import a library, or say how to install it."""
+    """Import a library; the error says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -31,7 +31,7 @@ def require(module: str) -> ModuleType:
 
 
 def check(module: str) -> None:
-    """Say now that a library is missing, without importing it."""
+    """Refuse a missing library early, without importing it."""
     if importlib.util.find_spec(module) is None:
         error = missing(ModuleNotFoundError(name=module))
         assert error is not None
@@ -39,7 +39,7 @@ def check(module: str) -> None:
 
 
 def missing(error: ModuleNotFoundError) -> MissingExtra | None:
-    """What to say where one of the libraries is not there.
+    """The error for a missing library; None for any other module.
 
     >>> str(missing(ModuleNotFoundError("", name="lightning.pytorch")))
     "lightning is needed and not installed; run: pip install 'scalewise[lightning]'"

@@ -1,4 +1,4 @@
-"""Files that anyone may have written, read without trusting them: regular ones, no larger than they may be, of JSON."""
+"""Untrusted files: only regular files of limited size are read, and JSON only to a limited depth."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_bytes(path: Path, most_bytes: int = LARGEST_DOCUMENT) -> bytes:
 
 
 def check_regular(path: Path, most_bytes: int) -> None:
-    """Refuse what cannot be read to its end, or not into memory, before any of it is read."""
+    """Refuse what is not a regular file, or too large, before any of it is read."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(f"{path} is not a file")
@@ -34,7 +34,7 @@ def check_regular(path: Path, most_bytes: int) -> None:
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401  (any JSON value)
-    """The JSON value in a file: an `OSError` or a `ValueError` says why there is none."""
+    """The JSON value in a file: an `OSError` or a `ValueError` where it cannot be read."""
     return parse_json(read_bytes(path))
 
 

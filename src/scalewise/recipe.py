@@ -42,27 +42,28 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    workers: int = Field(1, ge=1, description="Logical workers: shares of the data, summed by a fixed tree")
+    workers: int = Field(1, ge=1, description="Logical workers, each with its own share of the data")
     worker_batch: int = Field(32, ge=1, description="Samples per worker per step")
     micro_batch: int | None = Field(
-        None, ge=1, description="Samples that go through the model at once (for memory); divides worker-batch"
+        None, ge=1, description="Samples per forward pass, to save memory; must divide worker-batch"
     )
     epochs: float = Field(5.0, gt=0, description="Budget in passes over the training data")
     steps: int | None = Field(
         None,
         ge=1,
-        description="Updates of the weights, wins over epochs; with AdaScale of one worker, with growth of equal size",
+        description="Number of updates, overrides epochs; counts steps of one worker with AdaScale, equal steps with growth",
     )
-    optimizer: OptimizerName = Field("momentum", description="How gradients become updates")
+    optimizer: OptimizerName = Field("momentum", description="Optimizer")
     lr: float = Field(0.05, ge=0, description="Learning rate of one worker, before lr-rule")
     lr_rule: LrRule = Field(
-        "none", description="Peak rate for N workers: lr × 1, N, √N, or the gain measured in each step (adascale)"
+        "none",
+        description="Scaling of the peak rate for N workers: 1, N, √N, or the gain measured in each step (adascale)",
     )
-    warmup_epochs: float = Field(0.0, ge=0, description="Epochs over which the rate rises to its peak")
+    warmup_epochs: float = Field(0.0, ge=0, description="Epochs of linear warm-up to the peak rate")
     schedule: ScheduleName = Field(
         "constant",
-        description="The rate after warm-up, as a function of progress; growth raises the global batch where step "
-        "lowers the rate",
+        description="Learning rate after warm-up, as a function of progress; growth raises the global batch where "
+        "step lowers the rate",
     )
     drop: int = Field(10, ge=2, description="Factor by which step lowers the rate, or growth raises the global batch")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of momentum, nesterov, lars and muon")
@@ -75,7 +76,7 @@ class Recipe(BaseModel):
     )
     adapt_vectors: bool = Field(False, description="Also adapt and decay biases and norm weights (lars, lamb)")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing of the training loss")
-    clip_norm: float | None = Field(None, gt=0, description="Largest norm of the global gradient")
+    clip_norm: float | None = Field(None, gt=0, description="Clip the norm of the global gradient to this value")
     batch_norm: str = Field(
         "worker",
         pattern=r"^(worker|sync|ghost:[1-9][0-9]*)$",
@@ -87,17 +88,19 @@ class Recipe(BaseModel):
         description="Batch-norm statistics at evaluation: running averages, or recomputed from training samples; auto "
         "recomputes while steps are few",
     )
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 runs the forward pass in autocast")
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Numeric precision; bf16 runs the forward pass under autocast"
+    )
     compile: bool = Field(False, description="Compile the model with torch.compile")
     layout: Literal["contiguous", "channels_last"] = Field("contiguous", description="Memory layout of images")
-    threads: int | None = Field(None, ge=1, description="Threads per process: part of the result's bytes")
-    seed: int = Field(0, ge=0, lt=2**63, description="Start weights, sample order, dropout, augmentation")
+    threads: int | None = Field(None, ge=1, description="Threads per process; they change the bytes of the result")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of start weights, sample order, dropout and augmentation")
     patience: int | None = Field(
         None,
         ge=1,
-        description="Stop after so many epochs without a better validation metric; restore the best",
+        description="Stop after this many epochs without a better validation metric; restore the best weights",
     )
-    target: float | None = Field(None, description="Stop when the validation metric reaches this")
+    target: float | None = Field(None, description="Stop when the validation metric reaches this value")
 
     def __init__(self, **fields: Any) -> None:  # noqa: ANN401  (any input; validated here, once)
         try:
@@ -119,8 +122,7 @@ class Recipe(BaseModel):
             )
         if self.lr_rule == "adascale" and self.schedule == "growth":
             raise ValueError(
-                "schedule growth raises the global batch by plan, lr_rule adascale answers to a fixed one, got both; "
-                "choose another --schedule or --lr-rule"
+                "schedule growth and lr_rule adascale cannot be combined; choose another --schedule or --lr-rule"
             )
         return self
 
@@ -227,7 +229,7 @@ def _line_of(message: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class Derived:
-    """A recipe value that nobody gave, and why it is what it is."""
+    """A recipe value that was not given, and the reason for it."""
 
     field: str
     value: float | int | str | bool
@@ -242,7 +244,7 @@ class Derived:
 class Pilot:
     """What auto measured before step 0, and what that took: it counts in the result."""
 
-    noise_scale: float | None  # samples; None where it was not to be told from infinity
+    noise_scale: float | None  # samples; None where it could not be separated from infinity
     steps: int
     samples: int
     seconds: float
@@ -264,7 +266,7 @@ def resolve(
         mode: `auto` derives the rest when there are several workers, `plain` changes nothing else.
         cores: processor cores, for the default number of threads.
         samples: size of the training set, for a warm-up when the budget is given in steps.
-        pilot: what was measured where `adapts` says that auto needs it.
+        pilot: what was measured, where auto needs it (`adapts`).
     """
     recipe = base.replace(**given)
     derived: list[Derived] = []
@@ -291,7 +293,7 @@ def resolve(
 
 
 def adapts(recipe: Recipe, epochs_fixed: bool) -> bool:
-    """Whether auto answers to the measured noise with AdaScale: more samples than the budget must be allowed."""
+    """Whether auto follows the measured noise with AdaScale, which may take more samples than the budget."""
     given = "lr_rule" in recipe.model_fields_set or recipe.schedule == "growth"
     return recipe.workers > 1 and recipe.steps is None and not given and not epochs_fixed
 
@@ -354,7 +356,7 @@ def _derive_rates(recipe: Recipe, derive: Any, samples: int | None) -> None:  # 
 
 
 def fitting_lr(base: Recipe, given: dict[str, Any]) -> Derived | None:
-    """The learning rate for an optimizer that was asked for instead of the task's own, where no rate was given.
+    """The learning rate for an optimizer other than the task's own, where no rate was given.
 
     >>> found = fitting_lr(Recipe(optimizer="momentum", lr=0.05), {"optimizer": "sgd"})
     >>> found.value, found.reason

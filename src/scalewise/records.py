@@ -1,4 +1,4 @@
-"""What a run says about itself: frozen values, one JSON object a line."""
+"""The records of a run: frozen values, stored as one JSON object per line."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Failure:
 
 
 Record = Step | Epoch | Result
-OF_A_STEP = (Step.kind, Epoch.kind, Failure.kind)  # their records say after which step they were made
+OF_A_STEP = (Step.kind, Epoch.kind, Failure.kind)  # records that carry the step after which they were made
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401  (any JSON value)
@@ -214,7 +214,7 @@ def parsed(text: bytes | str) -> dict[str, Any] | None:
 
 
 def keep_until(path: Path, step: int) -> str | None:
-    """Drop the records after `step`, which a resumed run will write again; says what else had to be dropped, if any.
+    """Drop the records after `step`, which a resumed run writes again; returns a line on what else was dropped.
 
     Lines that are not records, of a file that was damaged, are left out; the file as it was is set aside. The last line
     may have been torn by a crash, which is no damage.

@@ -84,7 +84,7 @@ class Cuts:
     """How steps cut the sample stream into global batches: equal ones, or growing ones (Smith et al. 2018).
 
     Instead of dividing the rate by `drop`, `growth` multiplies the global batch by it: each worker adds up the
-    gradients of so many worker batches, at the same progress. The noise of an update falls alike, in fewer steps.
+    gradients of several worker batches, at the same progress. The noise of an update falls alike, in fewer steps.
 
     >>> cuts = Cuts(Recipe(worker_batch=10, epochs=8.0, schedule="growth", drop=2), samples=100)
     >>> [cuts.parts(step) for step in (0, 39, 40, 50)], cuts.total_steps, cuts.start(cuts.total_steps)

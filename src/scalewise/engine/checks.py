@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from scalewise.engine.data.feed import placed
 from scalewise.engine.data.samples import Samples, check_finite, targets
+from scalewise.engine.parallel import Strategy
 from scalewise.engine.parallel.model import PlacedModel
-from scalewise.engine.parallel.protocol import Strategy
 from scalewise.engine.parallel.workers import WorkerNumbers, WorkerStep
 from scalewise.engine.processes.team import Team
 from scalewise.errors import DataError, NonFiniteGradient, NonFiniteLoss, Place, RecipeError

@@ -28,8 +28,8 @@ from scalewise.engine.data.samples import Samples, hold_out, open_samples
 from scalewise.engine.evaluate import SAMPLES as STATISTICS_SAMPLES
 from scalewise.engine.evaluate import evaluate, recomputed, recomputes
 from scalewise.engine.pace import Pace, Progress, Selection
+from scalewise.engine.parallel import Setup, Strategy
 from scalewise.engine.parallel.model import PlacedModel, numerics, sha256
-from scalewise.engine.parallel.protocol import Setup, Strategy
 from scalewise.engine.parallel.workers import StepNumbers, WorkerNumbers, means, numbers_tensor
 from scalewise.engine.placement import Placement, available_cores, check_processes, check_recipe, loader_processes
 from scalewise.engine.processes import team as teams

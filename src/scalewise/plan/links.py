@@ -5,7 +5,7 @@ A ring all-reduce of n bytes over P processes sends 2(P − 1) messages one afte
 
     seconds = 2·(P − 1)·α + 2·(P − 1) ÷ P · n ÷ bandwidth
 
-The ordered reduction sends as many bytes (engine/reductions/ordered.py).
+The ordered reduction sends as many bytes (engine/sums/reductions.py).
 """
 
 from __future__ import annotations

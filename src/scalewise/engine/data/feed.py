@@ -35,7 +35,7 @@ class Feed:
         workers: range,
         loaders: int,
     ) -> None:
-        """Nothing is loaded before the first batch is asked for.
+        """Nothing is loaded before the first batch is requested.
 
         Arguments:
             task, recipe, samples, device: what is trained, how, on which samples and where.
@@ -63,13 +63,13 @@ class Feed:
         return indices.tolist(), epochs.tolist()
 
     def batch(self, step: int, worker: int, micro: int) -> Batch:
-        """One micro batch; the time until it is there counts as waited."""
+        """One micro batch; the time until it arrives counts as waited."""
         began = time.perf_counter()
         if next(self._next, None) != (step, worker, micro):  # the first batch, or that after a resume
             self._open((step, worker, micro))
         batch = next(self._batches)
         self.waited_seconds += time.perf_counter() - began
-        return self._placed(batch)  # where it is already, if it was copied ahead
+        return self._placed(batch)  # no-op if it was copied ahead
 
     def close(self) -> None:
         """End the loader processes."""
@@ -98,7 +98,7 @@ class Feed:
 
 
 def fetched(samples: Samples, requests: Iterable[Request], loader_count: int, device: torch.device) -> Iterator[Batch]:
-    """The requested batches: from memory, from loader processes, or from this process when there are none."""
+    """The requested batches: from memory, from loader processes, or from this process without any."""
     if samples.in_memory or loader_count == 0:
         return (samples.fetch(*request) for request in requests)
     return ahead(loaders.load(samples, requests, loader_count, pin_memory=device.type == "cuda"))
@@ -107,8 +107,8 @@ def fetched(samples: Samples, requests: Iterable[Request], loader_count: int, de
 def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
     """The same batches, taken by a thread while the step computes.
 
-    It hides what waits: for a loader process to hand a batch over, or for a copy to an accelerator. Data in memory are
-    mere copying, in which the thread takes from a CPU's step what it gives to it (measured: docs/log.md).
+    It hides waiting: for a loader process to hand a batch over, or for a copy to an accelerator. Copies
+    of data in memory take as much time from a CPU's step as the thread saves (measured: docs/log.md).
     """
     end = object()
     with ThreadPoolExecutor(1) as thread:
@@ -127,5 +127,5 @@ def placed(batch: Batch, device: torch.device, layout: str) -> Batch:
         return leaf.to(device, non_blocking=True)
 
     if isinstance(batch, tuple) and all(isinstance(part, Tensor) for part in batch):
-        return tuple(map(move, batch))  # what it mostly is, without walking a tree
+        return tuple(map(move, batch))  # the usual case, without walking a tree
     return tree_map(move, batch)

@@ -1,6 +1,6 @@
 """Loader processes: samples of a data set read, decoded and collated ahead of the step, delivered in order.
 
-torch's DataLoader does the work. Each of its items is a whole batch, asked for by sample numbers, so the same samples
+torch's DataLoader does the work. Each of its items is a whole batch, requested by sample numbers, so the same samples
 come in the same order from any number of processes.
 """
 
@@ -22,7 +22,7 @@ from scalewise.engine.data.samples import Samples
 from scalewise.errors import Failed, ProcessFailed, ScalewiseError, UserCodeError, user_frames
 from scalewise.tasks.task import Batch
 
-AHEAD = 3  # batches that each loader process prepares before they are asked for
+AHEAD = 3  # batches that each loader process prepares before they are requested
 DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 Request = tuple[Tensor, Tensor]  # (sample numbers, their epochs)
@@ -30,7 +30,7 @@ Request = tuple[Tensor, Tensor]  # (sample numbers, their epochs)
 
 @dataclass(frozen=True)
 class _Failure:
-    """What went wrong in a loader process, in words: an exception would bring our frames along."""
+    """The message of a failure in a loader process: an exception would carry our own frames."""
 
     message: str
     exit_code: int
@@ -52,7 +52,7 @@ class _OnRequest(Dataset[Any]):
 
 
 def load(samples: Samples, requests: Iterable[Request], loaders: int, pin_memory: bool) -> Iterator[Batch]:
-    """The requested batches, in order, from so many loader processes, which the calling thread starts at once.
+    """The requested batches, in order, from `loaders` processes, which the calling thread starts at once.
 
     Arguments:
         samples: where they come from.
@@ -60,7 +60,7 @@ def load(samples: Samples, requests: Iterable[Request], loaders: int, pin_memory
         loaders: how many processes, at least 1.
         pin_memory: whether to keep batches in page-locked memory, from which CUDA copies without waiting.
     """
-    with warnings.catch_warnings():  # they may be more than there are cores, but the user asked for them
+    with warnings.catch_warnings():  # there may be more of them than cores, as the user chose
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
             _OnRequest(samples),
@@ -83,7 +83,9 @@ def _until_closed(batches: Any) -> Iterator[Batch]:  # noqa: ANN401  (DataLoader
                 raise Failed(batch.message, batch.exit_code)
             yield batch
     except (ConnectionError, EOFError, FileNotFoundError) as error:  # what a batch is fetched through went with it
-        raise ProcessFailed(f"a loader process died while it handed a batch over ({error}); --resume goes on") from None
+        raise ProcessFailed(
+            f"a loader process died while it handed a batch over ({error}); --resume continues the run"
+        ) from None
     finally:
         batches._shutdown_workers()
 
@@ -93,7 +95,7 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def _begin(number: int) -> None:
-    """One thread; the training process alone answers to signals, and this one ends with it."""
+    """Use one thread, leave signals to the training process, and end with it."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -24,15 +24,15 @@ class Samples(Protocol):
 
     @property
     def in_memory(self) -> bool:
-        """Whether fetching is mere copying, not worth a process of its own."""
+        """Whether fetching only copies, and is not worth a process of its own."""
 
     def __len__(self) -> int: ...
 
     def fetch(self, indices: Tensor, epochs: Tensor) -> Batch:
-        """The samples `indices`, as one batch; `epochs` says for which pass over the data."""
+        """The samples `indices`, as one batch; `epochs` are the passes over the data that they are for."""
 
     def describe(self, index: int) -> str:
-        """A sample, for people: its number in the task's data, and its file if it has one."""
+        """A sample in messages: its number in the task's data, and its file if it has one."""
 
 
 class TensorSamples:
@@ -93,7 +93,7 @@ class DatasetSamples:
         return default_collate(rows)
 
     def describe(self, index: int) -> str:
-        """The number, and what the data set itself says of the sample when it has a `describe(index)`."""
+        """The number, and the data set's own `describe(index)` where it has one."""
         known = getattr(self.dataset, "describe", None)
         return f"{index} ({known(index)})" if known else str(index)
 
@@ -184,7 +184,7 @@ def check_finite(samples: Samples, indices: list[int], epochs: list[int], what: 
 
 
 def open_samples(data: Data, seed: int, what: str) -> Samples:
-    """Samples of whatever a task holds as data."""
+    """The samples of a task's data."""
     if isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not hasattr(data, "__getitem__")):
         raise TaskError(
             f"{what} data must be indexable (tensors or a map-style Dataset with __len__ and __getitem__), got "

@@ -41,12 +41,12 @@ RandomState = tuple[Tensor, Any, Any]
 
 
 def random_state() -> RandomState:
-    """Where the generators of this processor are: torch's, Python's and numpy's."""
+    """The state of the CPU's generators: torch's, Python's and numpy's."""
     return torch.default_generator.get_state(), random.getstate(), np.random.get_state()
 
 
 def set_random_state(state: RandomState) -> None:
-    """Put the generators back to where they were."""
+    """Restore the state of the generators."""
     torch.default_generator.set_state(state[0])
     random.setstate(state[1])
     np.random.set_state(state[2])
@@ -63,7 +63,7 @@ def undisturbed() -> Iterator[None]:
 
 
 class SampleStream:
-    """The epochs' permutations, one after another; any stretch of it can be asked for.
+    """The epochs' permutations, one after another; any stretch of it can be taken.
 
     >>> stream = SampleStream(samples=4, seed=0)
     >>> indices, epochs = stream.take(2, 6)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from scalewise.engine.data.feed import Feed
+from scalewise.engine.parallel import HeldBytes, Setup
 from scalewise.engine.parallel.lockstep import Lockstep, check_lockstep
 from scalewise.engine.parallel.model import PlacedModel
-from scalewise.engine.parallel.protocol import HeldBytes, Setup
 from scalewise.engine.parallel.workers import (
     StepNumbers,
     WorkerNumbers,
@@ -196,7 +196,7 @@ class DataParallel:
         self._optimizer.step(self._reduction.sum, lr)
         if self._reduction.spreads:
             for start, stop in self._reduction.owned:
-                first = max(start, self._layout.parameters_stop)  # the averages; the parameters are there already
+                first = max(start, self._layout.parameters_stop)  # the averages; the parameters are updated in place
                 self._weights[first:stop] = self._reduction.sum[first:stop]
             self._reduction.publish(self._weights)
         if self._averages:
@@ -243,7 +243,7 @@ class DataParallel:
 
 
 class _Overlap:
-    """Launches buckets, in one order on every process, as soon as all that lies in them is there."""
+    """Launches buckets, in one order on every process, as soon as all tensors in them are complete."""
 
     def __init__(self, layout: FlatLayout, buckets: list[Bucket], launch: Callable[[Bucket], None]) -> None:
         self._buckets, self._launch = buckets, launch

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 
-from scalewise.engine.parallel.protocol import HeldBytes, Setup
+from scalewise.engine.parallel import HeldBytes, Setup
 from scalewise.engine.parallel.split import Averages, SplitStrategy, first_line
 from scalewise.engine.parallel.workers import WEIGHT, StepNumbers, WorkerNumbers, Workers, pack, square_of
 from scalewise.engine.sums.flat import (
@@ -41,7 +41,7 @@ from scalewise.tasks.task import Number
 
 
 class FullyShardedParallel(SplitStrategy):
-    """Every process holds a part of every tensor and runs as many workers as every other."""
+    """Every process holds a part of every tensor and runs the same number of workers."""
 
     exact = True  # sums have one order and norms one grid
 
@@ -286,7 +286,7 @@ class _GradientNorms:
 
 
 class OrderedScatter(ReduceScatter):
-    """An all-to-all of shards for each round of workers, one of every process; the sum is there after the last round.
+    """An all-to-all of shards for each round of workers, one of every process; the last round gives the sum.
 
     Of each process's workers the shards are added up in their order as they come, so that only whole nodes of the tree
     are kept, and at last those nodes in theirs.

@@ -1,8 +1,8 @@
 """This process's workers in turns, where layers need numbers of all workers in the middle of a pass.
 
-Every worker runs in a thread of its own, but only one at a time: a worker that asks for everybody's numbers leaves its
-own, passes the turn on, and goes on when all have left theirs. So each worker computes alone, at its fixed shape and
-with its own random numbers, as without lockstep, and the bytes do not depend on the number of processes.
+Every worker runs in a thread of its own, but only one at a time: a worker that needs the numbers of all workers stores
+its own, passes the turn on, and continues when all have stored theirs. So each worker computes alone, at its fixed
+shape and with its own random numbers, and the bytes do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def check_lockstep(device: torch.device, workers_here: int) -> None:
 
 
 class Lockstep:
-    """The workers of this process, meeting wherever one calls `exchange`."""
+    """The workers of this process, which wait for each other wherever one calls `exchange`."""
 
     def __init__(self, team: Team, counts: list[int]) -> None:
         self._team, self._counts = team, counts
         self._here = counts[team.rank]
         self._numbers: list[Tensor | None] = [None] * self._here
-        self._everybody: Tensor | None = None
+        self._gathered: Tensor | None = None
         self._turn = 0
         self._changed = threading.Condition()
         self._own = threading.local()
@@ -80,7 +80,7 @@ class Lockstep:
         return [results[place] for place in range(self._here)]
 
     def exchange(self, numbers: Tensor) -> tuple[Tensor, bool]:
-        """Everybody's numbers, (worker, number), and whether the caller is this process's first worker."""
+        """The numbers of all workers, (worker, number), and whether the caller is this process's first worker."""
         place: int = self._own.place
         if self._ended:
             raise TaskError(
@@ -90,13 +90,13 @@ class Lockstep:
         self._numbers[place] = numbers.detach()
         if place == self._here - 1:
             rows = torch.stack([row for row in self._numbers if row is not None])
-            self._everybody = self._team.gather_rows(rows, self._counts).wait()
+            self._gathered = self._team.gather_rows(rows, self._counts).wait()
         random_numbers = streams.random_state()
         self._pass_on()
         self._wait_for_turn()
         streams.set_random_state(random_numbers)
-        assert self._everybody is not None
-        return self._everybody, place == 0
+        assert self._gathered is not None
+        return self._gathered, place == 0
 
     def _pass_on(self) -> None:
         with self._changed:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalewise.engine.data import streams
-from scalewise.engine.parallel.protocol import HeldBytes, Setup
+from scalewise.engine.parallel import HeldBytes, Setup
 from scalewise.engine.parallel.split import LocalPart, SplitStrategy, check_split, dry_run, first_micro_batch
 from scalewise.engine.parallel.stages import LastStage, MeasuredStage, Passage, given, model_input, named, split
 from scalewise.engine.parallel.workers import (
@@ -54,7 +54,7 @@ class PipelineParallel(SplitStrategy):
     def __init__(self, setup: Setup) -> None:
         recipe = setup.recipe
         super().__init__(setup, range(recipe.workers))
-        self._metric_names: list[str] | None = None  # which the last stage alone knows at first
+        self._metric_names: list[str] | None = None  # known to the last stage alone at first
         self._draws = False  # whether any stage draws random numbers, as far as is known
         self._place_stage()
         own, model = self._own, setup.model
@@ -154,8 +154,8 @@ class PipelineParallel(SplitStrategy):
         packed = pack([one.numbers or nothing for one in found], device, signal)
         own = numbers_tensor([[*one.norms, *one.weights] for one in found], device)
         table = torch.cat([own, packed, packed.new_full((workers, 1), self._draws)], 1)
-        everybody = self._team.gather_rows(table, [workers] * self._team.size).wait()
-        stages = everybody.view(self._team.size, *table.shape)  # (stage, worker, number)
+        gathered = self._team.gather_rows(table, [workers] * self._team.size).wait()
+        stages = gathered.view(self._team.size, *table.shape)  # (stage, worker, number)
         numbers = stages[-1, :, norms + count : -1].clone()
         squares = stages[:, :, :norms].sum(0).view(workers, count, -1).square().sum(2)  # (worker, micro batch)
         shares = (self._setup.recipe.worker_batch / stages[-1, :, norms : norms + count]).square()

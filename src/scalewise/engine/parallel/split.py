@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from scalewise.engine.data import streams
 from scalewise.engine.data.feed import Feed
+from scalewise.engine.parallel import HeldBytes, Setup
 from scalewise.engine.parallel.model import PlacedModel
-from scalewise.engine.parallel.protocol import HeldBytes, Setup
 from scalewise.engine.parallel.workers import Buffers, WorkerNumbers, WorkerStep, precision
 from scalewise.engine.placement import loader_processes
 from scalewise.engine.sums import reductions
@@ -281,7 +281,7 @@ def check_split(setup: Setup, whole: DryRun, parts: nn.Module, batch: Batch, nee
 
 
 def _distance(whole: DryRun, found: DryRun) -> float:
-    """The largest relative distance of outputs and losses, as vectors; what is not finite in both says nothing."""
+    """The largest relative distance of outputs and losses, as vectors; values that are not finite count as 0."""
     pairs = [*zip(whole.outputs, found.outputs, strict=False), (torch.tensor(whole.loss), torch.tensor(found.loss))]
     if len(whole.outputs) != len(found.outputs) or any(first.shape != second.shape for first, second in pairs):
         return 1.0

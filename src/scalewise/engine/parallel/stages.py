@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils.flop_counter import FlopCounterMode
 
-from scalewise.engine.parallel.protocol import Setup
+from scalewise.engine.parallel import Setup
 from scalewise.engine.parallel.workers import WorkerNumbers, precision
 from scalewise.engine.processes.team import Team
 from scalewise.errors import PlacementError, TaskError
@@ -257,8 +257,8 @@ class _Called(Exception):
 
 
 @contextmanager
-def _answering(model: nn.Module, forward: Callable[..., object]) -> Iterator[None]:
-    """The context in which a call of the model is answered by `forward`; all else that it has is there as ever."""
+def _replaced(model: nn.Module, forward: Callable[..., object]) -> Iterator[None]:
+    """The context in which `forward` replaces the model's own; all its other attributes stay."""
     own = vars(model).get("forward")
     model.forward = forward
     try:
@@ -277,7 +277,7 @@ def _catch(*arguments: object, **named: object) -> NoReturn:
 def model_input(task: Task, model: nn.Module, batch: Batch) -> Tensor:
     """What a task calls the model with."""
     try:
-        with _answering(model, _catch):
+        with _replaced(model, _catch):
             task.evaluate(model, batch)
     except _Called as call:
         if len(call.arguments) == 1 and isinstance(call.arguments[0], Tensor):
@@ -289,15 +289,15 @@ def model_input(task: Task, model: nn.Module, batch: Batch) -> Tensor:
 
 @contextmanager
 def given(model: nn.Module, output: Tensor) -> Iterator[None]:
-    """The context in which the model, called once, gives this output."""
+    """The context in which the model, called once, returns this output."""
     outputs = [output]
 
-    def answer(*arguments: object, **named: object) -> Tensor:
+    def forward(*arguments: object, **named: object) -> Tensor:
         if not outputs:
             raise TaskError(f"{ONE_CALL}; its step called it twice: use --parallel fsdp")
         return outputs.pop()
 
-    with _answering(model, answer):
+    with _replaced(model, forward):
         yield
 
 

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from scalewise.engine.data.feed import Feed
-from scalewise.engine.parallel.protocol import HeldBytes, Setup
+from scalewise.engine.parallel import HeldBytes, Setup
 from scalewise.engine.parallel.split import LocalPart, SplitStrategy, check_split, dry_run, first_micro_batch
 from scalewise.engine.parallel.workers import (
     SIGNAL,
@@ -97,12 +97,12 @@ class TensorParallel(SplitStrategy):
         return StepNumbers(table, [*found[0].metrics], square)
 
     def _exchanged(self, table: Tensor) -> Tensor:
-        """The workers' numbers, which all processes have, with the norms of all parts and anybody's signal."""
+        """The workers' numbers, which all processes have, with the norms of all parts and any process's signal."""
         gathered = self._team.gather_rows(table, [len(table)] * self._team.size).wait()
-        everybody = gathered.view(self._team.size, *table.shape)  # (process, worker, number)
-        numbers = everybody[0].clone()
-        numbers[:, SQUARED_NORMS] = everybody[:, :, SQUARED_NORMS].sum(0)
-        numbers[:, SIGNAL] = everybody[:, :, SIGNAL].amax(0)
+        processes = gathered.view(self._team.size, *table.shape)  # (process, worker, number)
+        numbers = processes[0].clone()
+        numbers[:, SQUARED_NORMS] = processes[:, :, SQUARED_NORMS].sum(0)
+        numbers[:, SIGNAL] = processes[:, :, SIGNAL].amax(0)
         return numbers
 
     def _own_square(self) -> Tensor:
@@ -262,7 +262,7 @@ def plan(module: nn.Module, processes: int) -> dict[str, ParallelStyle]:
 
 
 def _with_repetition(module: nn.Module) -> list[nn.Parameter]:
-    """Every parameter as often as the model has it: a layer may be there under two names."""
+    """Every parameter as often as the model has it: a layer may have two names."""
     parts = (part for _, part in module.named_modules(remove_duplicate=False))
     return [*chain.from_iterable(part.parameters(recurse=False) for part in parts)]
 

@@ -38,7 +38,7 @@ class WorkerNumbers:
         metrics: (sum, weight) by name.
         squared_norms: Σ‖mean gradient of a micro batch‖²; 0 where norms are not taken.
         signal: the signal that the worker's process received, or 0.
-        fingerprint: of its process's weights before the step, in two halves; empty where they are not compared.
+        fingerprint: of its process's weights before the step; empty where they are not compared.
     """
 
     loss: Number
@@ -171,7 +171,7 @@ class Buffers:
         self._versions = self._fixed_versions()
 
     def check_fixed(self) -> None:
-        """Refuse a buffer that training changed without being told what that means for several workers."""
+        """Refuse a buffer that training changed where its value over several workers is not declared."""
         if self._fixed and self._fixed_versions() != self._versions:
             now = self._fixed_versions()
             name = next(name for name in now if now[name] != self._versions.get(name))

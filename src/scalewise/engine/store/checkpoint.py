@@ -5,9 +5,9 @@
         shard-0.safetensors        what process 0 held: parameters, buffers, optimizer state
         shard-1.safetensors        with a sharded optimizer: what process 1 held of its state
 
-A checkpoint is written into a temporary folder, synced, and renamed, so it is there as a whole or not at all. The
-index holds the size and SHA-256 of each shard, and its own; they are checked before anything is loaded. Which one is
-newest is said by the steps in their names, not by clocks.
+A checkpoint is written into a temporary folder, synced, and renamed, so it exists as a whole or not at all. The
+index holds the size and SHA-256 of each shard, and its own; they are checked before anything is loaded. The
+steps in their names, not clocks, show which one is newest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class StorageFull(CheckpointError):
-    """There was no room for a checkpoint; the older ones are as they were."""
+    """The disk is full; older checkpoints are unchanged."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def save(training: Training, folder: Path, problem: OSError | None = None) -> Pa
     Arguments:
         training: its state is written.
         folder: of all its checkpoints.
-        problem: why this process cannot write one, if it knows already.
+        problem: why this process cannot write one, if that is known already.
     """
     team, progress = training.team, training.progress
     final = folder / f"step-{progress.step}"
@@ -86,7 +86,7 @@ def save(training: Training, folder: Path, problem: OSError | None = None) -> Pa
 
 
 def _attempt(write: Callable[[], _Written | None]) -> _Written:
-    """Write something, or say why that cannot be."""
+    """Write something; a failure becomes part of the outcome."""
     try:
         return write() or _Written({}, {})
     except (OSError, SafetensorError, CheckpointError) as error:
@@ -99,7 +99,7 @@ def _attempt(write: Callable[[], _Written | None]) -> _Written:
 def _failure(folder: Path, outcomes: list[_Written]) -> CheckpointError:
     first = next(outcome for outcome in outcomes if outcome.problem)
     kind = StorageFull if first.full else CheckpointError
-    advice = "free disk space and resume" if first.full else "make that possible and resume"
+    advice = "free disk space and resume" if first.full else "check the folder's permissions and resume"
     return kind(f"a checkpoint could not be written into {folder}: {first.problem}; {advice}")
 
 
@@ -111,7 +111,7 @@ def _make(temporary: Path, problem: OSError | None) -> None:
 
 
 def _publish(temporary: Path, final: Path, index: Index) -> None:
-    """Give a complete checkpoint its name; one of that step that is there already and good stays."""
+    """Give a complete checkpoint its name; a good one of the same step stays."""
     _check_complete(temporary, index)
     _write_synced(temporary / INDEX_FILE, index.to_json().encode())
     if final.exists():
@@ -127,7 +127,7 @@ def _publish(temporary: Path, final: Path, index: Index) -> None:
 
 
 def save_alone(training: Training, state: list[StateEntry], folder: Path, records: list[str]) -> None:
-    """Write the training state from this process by itself, unless it is there already.
+    """Write the training state from this process by itself, unless it is stored already.
 
     Arguments:
         training, folder: whose state, and where checkpoints are.
@@ -234,12 +234,12 @@ def load_newest(training: Training, folder: Path) -> list[str]:
             return problems
         problems.append(problem)
     if problems:
-        raise CheckpointError(f"none of the checkpoints can be used ({problems[0]}); restore one, or start anew")
+        raise CheckpointError(f"none of the checkpoints can be used ({problems[0]}); restore one, or start again")
     return []
 
 
 def _agreed(names: list[str], team: Team) -> list[str]:
-    """What the first process says."""
+    """The first process's names, on every process."""
     box = [names]
     if team.size > 1:
         dist.broadcast_object_list(box, 0)
@@ -247,7 +247,7 @@ def _agreed(names: list[str], team: Team) -> list[str]:
 
 
 def _try(training: Training, path: Path) -> str | None:
-    """Load a checkpoint on every process, or say why one of them could not, for it may vanish at any moment."""
+    """Load a checkpoint on every process, or return why one of them could not: files may vanish at any moment."""
     problem: CheckpointError | None = None
     try:
         load(training, path, same_recipe=True)
@@ -264,7 +264,7 @@ def _set_aside(path: Path) -> None:
     try:
         path.rename(next(name for name in names_aside(path) if not name.exists()))
     except FileNotFoundError:
-        return  # somebody has removed it
+        return  # another process has removed it
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} is damaged and must be set aside: {error}; move it away") from None
 
@@ -351,8 +351,8 @@ def _write_synced(path: Path, data: bytes) -> None:
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write tensors, and have them on the disk.
 
-    safetensors leaves reference cycles through ctypes behind (0.8), which hold memory until Python's collector comes
-    to the old objects, seldom in a long training: the young ones, which these are, take no time.
+    safetensors leaves reference cycles through ctypes behind (0.8), which hold memory until a full
+    collection, rare in a long training. They are young objects, whose collection takes no time.
     """
     save_file(tensors, path, metadata)
     gc.collect(1)

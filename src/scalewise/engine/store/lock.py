@@ -18,7 +18,7 @@ _held: set[int] = set()
 
 
 def _forget() -> None:
-    """Let go of inherited locks in a forked process, which may outlive the one that holds them."""
+    """Release inherited locks in a forked process, which may outlive the one that holds them."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
@@ -31,7 +31,7 @@ os.register_at_fork(after_in_child=_forget)
 def holding(folder: Path) -> Iterator[None]:
     """Keep a run folder for this process; refuse one that another run, here or in another process, is using.
 
-    The system drops the lock when the process ends, so the file, which stays, says nothing by itself.
+    The system drops the lock when the process ends, so the file, which stays, means nothing by itself.
     """
     descriptor = _opened(folder / LOCK_FILE)
     _held.add(descriptor)
@@ -61,9 +61,9 @@ def _lock(descriptor: int, folder: Path) -> None:
         raise RunFolderError(
             f"{folder} is in use by another run{_holder(descriptor)}; wait for it or stop it, or use another --out"
         ) from None
-    except OSError:  # a file system without locks: the run goes on without one
+    except OSError:  # a file system without locks: the run continues without one
         return
-    with suppress(OSError):  # who it is, for the message above; on a full disk nobody
+    with suppress(OSError):  # who holds it, for the message above; left out on a full disk
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
 

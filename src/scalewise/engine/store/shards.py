@@ -85,7 +85,7 @@ def _hash(content: object) -> str:
 
 
 def verified_index(path: Path) -> Index:
-    """The index of a checkpoint whose files are what it says."""
+    """The index of a checkpoint, whose files match it."""
     try:
         index = _read_index(path)
         for name, expected in index.files.items():
@@ -157,7 +157,7 @@ def _check_file(path: Path, expected: File) -> None:
 
 
 def described(path: Path) -> File:
-    """What the index says of a shard that was just written."""
+    """The index entry of a shard that was just written."""
     return File(path.stat().st_size, file_sha256(path))
 
 

@@ -17,7 +17,7 @@ from scalewise.engine.sums.tree import FoldPlan
 
 CHUNK = 2048
 ALIGNMENT = 64  # bytes: where torch itself puts a tensor, and kernels may look at that
-BUCKETS = 4  # about as many, so that the exchange can begin during the backward pass …
+BUCKETS = 4  # about this number, so that the exchange can begin during the backward pass …
 BUCKET_BYTES, MOST_BUCKET_BYTES = 1 << 20, 25 << 20  # … but not so many that each is all latency
 
 Scale = Callable[[Tensor, int], None]  # (a stretch of the sum, where it begins in the flat vector)
@@ -94,7 +94,7 @@ class FlatLayout:
         return _round_up(cursor, CHUNK)
 
     def cut_at_tensors(self) -> None:
-        """Say that neighbouring tensors may be on different processes."""
+        """Note that neighbouring tensors may be on different processes."""
         self.cuts += [start + end for name, start in self.starts.items() for end in (0, self.tensors[name].numel())]
 
     def new(self) -> Tensor:
@@ -244,7 +244,7 @@ class Alone:
         self._parameters = self.sum[: layout.parameters_stop]
 
     def launch(self, bucket: Bucket) -> None:
-        """Never called: there are no buckets."""
+        """Never called: it has no buckets."""
 
     def finish(self, scale: Scale) -> None:
         """Scale the sum."""

@@ -1,7 +1,7 @@
 """Norms of ranges of the flat vector, with the same bytes however it is spread over processes.
 
-Every process takes the norms of the ranges that it holds whole. Of a range that is torn between processes the elements
-themselves are exchanged, so that everybody takes the norm of all of it. A range is a chunk or less.
+Every process takes the norms of the ranges that it holds whole. Of a range that is split between processes the elements
+themselves are exchanged, so that every process takes the norm of all of it. A range is a chunk or less.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class RangeNorms:
             complete: the sum over processes.
         """
         borders = sorted({*layout.cuts})
-        torn = [number for number, (low, high) in enumerate(ranges) if _crossed(borders, low, high)]
-        self._torn = [(number, ranges[number][1] - ranges[number][0]) for number in torn]
-        firsts = [*accumulate((length for _, length in self._torn), initial=0)]
-        places = {number: len(ranges) + first for number, first in zip(torn, firsts, strict=False)}
+        split = [number for number, (low, high) in enumerate(ranges) if _crossed(borders, low, high)]
+        self._split = [(number, ranges[number][1] - ranges[number][0]) for number in split]
+        firsts = [*accumulate((length for _, length in self._split), initial=0)]
+        places = {number: len(ranges) + first for number, first in zip(split, firsts, strict=False)}
         self._parts = [_Part.of(stretch, ranges, places) for stretch in stretches]
         self._count, self._size, self._complete = len(ranges), len(ranges) + firsts[-1], complete
         self._dtype, self._device = layout.dtype, layout.device
@@ -50,9 +50,9 @@ class RangeNorms:
             for part, vector in zip(self._parts, parts, strict=True):
                 part.fill(row, vector)
         self._complete(numbers)
-        for row in numbers if self._torn else ():
-            elements = row[self._count :].split([length for _, length in self._torn])
-            row[[number for number, _ in self._torn]] = torch.stack([_norm(part) for part in elements])
+        for row in numbers if self._split else ():
+            elements = row[self._count :].split([length for _, length in self._split])
+            row[[number for number, _ in self._split]] = torch.stack([_norm(part) for part in elements])
         return numbers[:, : self._count]
 
 
@@ -73,22 +73,22 @@ def _norm(part: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Part:
-    """The ranges in one stretch: whole chunks, which one kernel takes together, shorter ones, and parts of torn."""
+    """The ranges in one stretch: whole chunks, which one kernel takes together, shorter ones, and parts of split."""
 
     first: int  # where the first chunk begins
     rows: Tensor  # (range,) the numbers of the whole chunks, counted from there
     shorter: list[Range]
     numbers: Tensor  # (range,) the places of all of them among the norms
-    torn: list[tuple[int, int, int]]  # (where in the stretch, to, where among the numbers)
+    split: list[tuple[int, int, int]]  # (where in the stretch, to, where among the numbers)
 
     @classmethod
-    def of(cls, stretch: Stretch, ranges: Sequence[Range], torn: dict[int, int]) -> _Part:
+    def of(cls, stretch: Stretch, ranges: Sequence[Range], split: dict[int, int]) -> _Part:
         start, size = stretch.start, stretch.weights.numel()
         lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
         numbers = range(bisect_right(highs, start), bisect_left(lows, start + size))
         here = [(number, lows[number] - start, highs[number] - start) for number in numbers]
         first = -start % CHUNK
-        mine = [one for one in here if one[0] not in torn]
+        mine = [one for one in here if one[0] not in split]
         whole = [(number, (low - first) // CHUNK) for number, low, high in mine if high - low == CHUNK]
         shorter = [(number, low, high) for number, low, high in mine if high - low < CHUNK]
         places = [number for number, _ in whole] + [number for number, _, _ in shorter]
@@ -99,9 +99,9 @@ class _Part:
             [(low, high) for _, low, high in shorter],
             torch.tensor(places, dtype=torch.long, device=device),
             [
-                (max(low, 0), min(high, size), torn[number] + max(-low, 0))
+                (max(low, 0), min(high, size), split[number] + max(-low, 0))
                 for number, low, high in here
-                if number in torn
+                if number in split
             ],
         )
 
@@ -112,5 +112,5 @@ class _Part:
             found.append(torch.stack(torch._foreach_norm([vector[low:high] for low, high in self.shorter])))
         if found:
             numbers[self.numbers] = torch.cat(found)
-        for low, high, place in self.torn:
+        for low, high, place in self.split:
             numbers[place : place + high - low] = vector[low:high]

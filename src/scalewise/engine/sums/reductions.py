@@ -48,7 +48,7 @@ def build(placement: Placement, layout: FlatLayout, team: Team, workers: int) ->
 
 
 class Reduction(Protocol):
-    """From the nodes that each process has summed to one sum, and from updated parameters to everybody."""
+    """From the nodes that each process has summed to one sum, and from updated parameters to every process."""
 
     buckets: list[Bucket]
     sum: Tensor  # valid in `owned` after `finish`
@@ -199,10 +199,10 @@ class AllReduce:
         return sum_of_squares(chunk_norms(self._parameters))
 
     def complete(self, numbers: Tensor) -> None:
-        """Every process has them all."""
+        """No-op: every process has them all."""
 
     def publish(self, state: Tensor) -> None:
-        """Every process has updated everything."""
+        """No-op: every process has updated everything."""
 
 
 class Server:
@@ -225,7 +225,7 @@ class Server:
         self._works: list[dist.Work] = []
 
     def launch(self, bucket: Bucket) -> None:
-        """Send this process's nodes to the server; there, wait for everybody's."""
+        """Send this process's nodes to the server; there, receive those of all."""
         stretch = slice(bucket.start, bucket.stop)
         if self._serves:
             senders = [process for process in self._senders if process != SERVER]
@@ -253,7 +253,7 @@ class Server:
         return norm
 
     def complete(self, numbers: Tensor) -> None:
-        """The server has them all, and nobody else needs them."""
+        """No-op: the server has them all, and no other process needs them."""
 
     def publish(self, state: Tensor) -> None:
         """Send the parameters to each of the others: all of it leaves the server, as in the classic scheme."""

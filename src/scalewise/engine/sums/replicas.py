@@ -1,4 +1,4 @@
-"""Do all processes still hold the same weights? A fault that nobody reports, in a memory or a processor, shows here.
+"""Do all processes still hold the same weights? Silent faults of memory or processors show here.
 
 The fingerprint is the sum of the weights' bytes, read as 64-bit words, modulo 2⁶⁴. A change of one word always changes
 it; changes of several cancel out with a chance of 2⁻⁶⁴. It costs one pass over the weights.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def fingerprint(weights: Tensor) -> list[int]:
-    """The sum of a flat vector's words in halves of 32 bits, which a float64 holds.
+    """The sum of a flat vector's words as two numbers of 32 bits, which a float64 holds.
 
     >>> fingerprint(torch.tensor([1.0, 2.0])) == fingerprint(torch.tensor([1.0, 2.0]))
     True
@@ -32,7 +32,7 @@ def fingerprint(weights: Tensor) -> list[int]:
 
 
 def by_process(found: Sequence[T], processes: int) -> list[T]:
-    """What each process said, of what was gathered by worker."""
+    """One value per process, of values gathered by worker."""
     return [found[share(process, processes, len(found))[0]] for process in range(processes)]
 
 
@@ -53,9 +53,9 @@ def check(fingerprints: Sequence[Sequence[float]], workers: int, step: int, sinc
     names = ", ".join(_named(process, range(*share(process, len(values), workers))) for process in others)
     which = f"process {names} differs" if len(others) == 1 else f"processes {names} differ"
     raise ReplicasDiffer(
-        f"all processes must hold the same weights, but after step {step} {which} from the others, which was not so "
-        f"after step {since}: a fault of a memory or a processor, or code that is not the same everywhere; every "
-        f"stored checkpoint was compared when it was written and is good: go on with --resume"
+        f"all processes must hold the same weights, but after step {step} {which} from the others; after step {since} "
+        f"they were equal: a fault of memory or a processor, or different code on some process; stored checkpoints were "
+        f"compared when written and are good: continue with --resume"
     )
 
 

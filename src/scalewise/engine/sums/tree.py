@@ -70,7 +70,7 @@ class FoldPlan:
 
 
 def fold_plan(leaves: Sequence[Node], workers: int) -> FoldPlan:
-    """The plan for leaves (nodes, in order): siblings are added as soon as both are there.
+    """The plan for leaves (nodes, in order): siblings are added as soon as both exist.
 
     >>> fold_plan([(0, 1), (1, 2), (2, 3), (3, 4)], 4).steps[3]
     FoldStep(buffer=1, add=True, merges=((0, 1),))

@@ -1,27 +1,31 @@
 """The optimizer on the flat weights: a few long vectors instead of many tensors.
 
-Element-wise updates do not depend on where a vector is cut (tests/test_optim.py), so one update of a long stretch gives
-the bytes of one update per parameter, with as many kernels as one parameter needs. LARS and LAMB need norms of whole
-parameters besides (layerwise.py), Muon whole matrices. The state is known by parameter name all the same, so that a
-checkpoint can be read on any number of processes.
+Element-wise updates (SGD, Adam) do not depend on where a vector is cut (tests/test_optim.py), so one update of a long
+stretch gives the bytes of one update per parameter, with as many kernels as one parameter needs. They call torch's own
+kernels in their plain variant; the optimizer classes around those import torch's compiler, a second of every start.
+LARS and LAMB need norms of whole parameters besides (layerwise.py), Muon whole matrices. The state is stored by
+parameter name all the same, so that a checkpoint can be read on any number of processes.
 """
 
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from scalewise.engine.sums.flat import FlatLayout, Piece, Stretch, in_memory_order
 from scalewise.engine.sums.grid import Complete
-from scalewise.engine.update.elementwise import ELEMENT_WISE
 from scalewise.engine.update.layerwise import LAYER_WISE
 from scalewise.optim import OPTIMIZERS
-from scalewise.recipe import Recipe
+from scalewise.recipe import OptimizerName, Recipe
 
 Reader = Callable[[str, int, int], Tensor]  # (name, start, stop) -> those elements, one-dimensional
 PREFIX = "optimizer"
@@ -44,6 +48,83 @@ class Rule(Protocol):
 
     def step(self, gradient: Tensor, lr: float) -> None:
         """Update the stretches by the flat mean gradient."""
+
+
+class ElementWiseRule(ABC):
+    """An optimizer that treats every weight alike, so that it does not matter where a stretch is cut."""
+
+    def __init__(self, recipe: Recipe, stretches: list[Stretch]) -> None:
+        self._recipe, self._stretches = recipe, stretches
+        self._weights = [stretch.weights for stretch in stretches]
+        self.state: dict[Tensor, dict[str, Tensor]] = {weights: {} for weights in self._weights}
+
+    def step(self, gradient: Tensor, lr: float) -> None:
+        """Update the stretches by the flat mean gradient."""
+        if self._stretches:
+            self._update([stretch.place(gradient) for stretch in self._stretches], lr)
+
+    @abstractmethod
+    def _update(self, gradients: list[Tensor], lr: float) -> None: ...
+
+
+class SgdRule(ElementWiseRule):
+    """SGD, with momentum or Nesterov's."""
+
+    def _update(self, gradients: list[Tensor], lr: float) -> None:
+        buffers = [self.state[weights].get("momentum_buffer") for weights in self._weights]
+        sgd(
+            self._weights,
+            gradients,
+            buffers,
+            weight_decay=self._recipe.weight_decay,
+            momentum=self._recipe.momentum if self._recipe.optimizer != "sgd" else 0.0,
+            lr=lr,
+            dampening=0.0,
+            nesterov=self._recipe.optimizer == "nesterov",
+            maximize=False,
+        )
+        for weights, buffer in zip(self._weights, buffers, strict=True):
+            if buffer is not None:
+                self.state[weights]["momentum_buffer"] = buffer
+
+
+class AdamRule(ElementWiseRule):
+    """Adam, or AdamW with its decoupled weight decay."""
+
+    def _update(self, gradients: list[Tensor], lr: float) -> None:
+        states = [self._begun(weights) for weights in self._weights]
+        update = adamw if self._recipe.optimizer == "adamw" else adam
+        update(
+            self._weights,
+            gradients,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=self._recipe.beta1,
+            beta2=self._recipe.beta2,
+            lr=lr,
+            weight_decay=self._recipe.weight_decay,
+            eps=self._recipe.epsilon,
+            maximize=False,
+        )
+
+    def _begun(self, weights: Tensor) -> dict[str, Tensor]:
+        state = self.state[weights]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weights), torch.zeros_like(weights)
+        return state
+
+
+ELEMENT_WISE: dict[OptimizerName, type[ElementWiseRule]] = {
+    "sgd": SgdRule,
+    "momentum": SgdRule,
+    "nesterov": SgdRule,
+    "adam": AdamRule,
+    "adamw": AdamRule,
+}
 
 
 class TorchRule:

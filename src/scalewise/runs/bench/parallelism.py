@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 from scalewise.engine.loop import Training
-from scalewise.engine.parallel.protocol import HeldBytes
+from scalewise.engine.parallel import HeldBytes
 from scalewise.engine.placement import DeviceName, Placement
 from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.launch import taking_part
