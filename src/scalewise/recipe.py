@@ -51,9 +51,9 @@ class Recipe(BaseModel):
     steps: int | None = Field(
         None,
         ge=1,
-        description="Number of updates, overrides epochs; counts steps of one worker with AdaScale, equal steps with growth",
+        description="Updates of the weights, overrides epochs; of one worker with AdaScale, of equal size with growth",
     )
-    optimizer: OptimizerName = Field("momentum", description="Optimizer")
+    optimizer: OptimizerName = Field("momentum", description="Optimizer of the weights")
     lr: float = Field(0.05, ge=0, description="Learning rate of one worker, before lr-rule")
     lr_rule: LrRule = Field(
         "none",

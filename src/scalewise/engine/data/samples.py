@@ -171,7 +171,7 @@ def one_thread() -> Iterator[None]:
 
 
 def check_finite(samples: Samples, indices: list[int], epochs: list[int], what: str) -> None:
-    """Refuse the first of some samples that holds an infinite number or none."""
+    """Refuse the first of some samples that holds a number that is not finite."""
     for index, epoch in zip(indices, epochs, strict=True):
         leaves = tree_flatten(samples.fetch(torch.tensor([index]), torch.tensor([epoch])))[0]
         for leaf in leaves:

@@ -54,8 +54,8 @@ def check(fingerprints: Sequence[Sequence[float]], workers: int, step: int, sinc
     which = f"process {names} differs" if len(others) == 1 else f"processes {names} differ"
     raise ReplicasDiffer(
         f"all processes must hold the same weights, but after step {step} {which} from the others; after step {since} "
-        f"they were equal: a fault of memory or a processor, or different code on some process; stored checkpoints were "
-        f"compared when written and are good: continue with --resume"
+        f"they were equal: a fault of memory or a processor, or different code on some process; stored checkpoints "
+        f"were compared when written and are good: continue with --resume"
     )
 
 
