@@ -86,29 +86,33 @@ SETTLED = 30.0  # times that the averages must have been renewed before they are
 SAMPLES = 4096  # that the statistics are recomputed from
 
 
-def recomputes(recipe: Recipe, model: PlacedModel, steps: int) -> bool:
+def _recomputes(recipe: Recipe, norms: list[_BatchNorm], steps: int) -> bool:
     """Whether evaluation after `steps` steps uses recomputed statistics."""
-    norms = _norms(model.module)
     if not norms or recipe.statistics == "running":
         return False
     return recipe.statistics == "recomputed" or any(steps * (norm.momentum or 0.0) < SETTLED for norm in norms)
 
 
 @contextmanager
-def recomputed(
+def right_statistics(
     task: Task,
     recipe: Recipe,
     model: PlacedModel,
+    steps: int,
     samples: Samples,
     loaders: int,
     device: torch.device,
     most: int = SAMPLES,
 ) -> Iterator[None]:
-    """The statistics of the present weights over at most `most` training samples, in place of running averages.
+    """The context in which batch-norm statistics are right for an evaluation after `steps` steps.
 
-    Every process computes the same ones. The mean over groups of the shape that training has, each counting alike.
+    Where running averages are not, they are recomputed for the present weights over at most `most` training samples:
+    the mean over groups of the shape that training has, each counting alike. Every process computes the same ones.
     """
     norms = _norms(model.module)
+    if not _recomputes(recipe, norms, steps):
+        yield
+        return
     kept = [(norm.momentum, [buffer.clone() for buffer in norm.buffers()]) for norm in norms]
     try:
         for norm in norms:

@@ -15,7 +15,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Self
 
@@ -26,7 +26,7 @@ from scalewise.engine import parallel
 from scalewise.engine.checks import check_gradients, check_label_smoothing, check_labels, check_losses
 from scalewise.engine.data.samples import Samples, hold_out, open_samples
 from scalewise.engine.evaluate import SAMPLES as STATISTICS_SAMPLES
-from scalewise.engine.evaluate import evaluate, recomputed, recomputes
+from scalewise.engine.evaluate import evaluate, right_statistics
 from scalewise.engine.pace import Pace, Progress, Selection
 from scalewise.engine.parallel import Setup, Strategy
 from scalewise.engine.parallel.model import PlacedModel, numerics, sha256
@@ -333,11 +333,8 @@ class Training:
             return evaluate(self.task, self.recipe, model, samples, self.team, self._loaders, what)
 
     def _right_statistics(self, model: PlacedModel) -> AbstractContextManager[None]:
-        """The context in which batch-norm statistics are those to evaluate with."""
-        if not recomputes(self.recipe, model, self.progress.step):
-            return nullcontext()
-        source = self.samples, self._loaders, self.team.device
-        return recomputed(self.task, self.recipe, model, *source, self.statistics_samples)
+        source = self.samples, self._loaders, self.team.device, self.statistics_samples
+        return right_statistics(self.task, self.recipe, model, self.progress.step, *source)
 
     @property
     def _loaders(self) -> int:

@@ -91,11 +91,12 @@ class FullyShardedParallel(SplitStrategy):
     def gradients(self, step: int, signal: int, measures: bool) -> StepNumbers:
         """A pass of one worker on every process at a time; the last one brings the sum over all."""
         found: list[WorkerNumbers] = []
-        self._averages.begin()
+        self._averages.buffers.remember()
         for leaf, worker in enumerate(self._mine):
-            self._averages.begin_worker(leaf)
+            if leaf:
+                self._averages.buffers.restore()
             found.append(self._worker(step, worker, measures))
-            self._averages.end_worker(leaf)
+            self._averages.put(leaf)
         gathered = self._team.gather_rows(pack(found, self._team.device, signal), self._counts)
         weights = None if self._setup.task.weight_is_samples else gathered.wait()[:, WEIGHT]
         for place, parameter in zip(self._gradients, self._parameters, strict=True):

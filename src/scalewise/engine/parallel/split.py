@@ -199,16 +199,7 @@ class Averages:
             self._layout = FlatLayout({}, averages, setup.team.size)
             self._fold, self._reduction = reductions.build(setup.placement, self._layout, setup.team, self._workers)
 
-    def begin(self) -> None:
-        """Note where this step's workers start."""
-        self.buffers.remember()
-
-    def begin_worker(self, leaf: int) -> None:
-        """Put the buffers back for a further worker."""
-        if leaf:
-            self.buffers.restore()
-
-    def end_worker(self, leaf: int) -> None:
+    def put(self, leaf: int) -> None:
         """Take what one worker has made of them."""
         if self._values:
             self._fold.put(leaf, self._values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from scalewise.engine.data import streams
 from scalewise.engine.data.feed import placed
 from scalewise.engine.data.samples import Samples, open_samples
-from scalewise.engine.evaluate import recomputed, recomputes
+from scalewise.engine.evaluate import right_statistics
 from scalewise.engine.parallel.model import PlacedModel, numerics, sha256
 from scalewise.engine.parallel.workers import means, precision
 from scalewise.engine.placement import DeviceName, available_cores
@@ -89,9 +89,7 @@ class Surface:
 
         With --statistics running they stay those that were loaded; without batch norm there are none.
         """
-        if not recomputes(self._recipe, self._model, steps=0):
-            return nullcontext()
-        return recomputed(self._task, self._recipe, self._model, self._training, 0, self._team.device)
+        return right_statistics(self._task, self._recipe, self._model, 0, self._training, 0, self._team.device)
 
     @torch.no_grad()
     def move(self, x: np.ndarray) -> None:
