@@ -41,7 +41,7 @@ SHARE = 0.01  # of the time: computing less is none
 STACK_SECONDS = 3.0
 LEAVE_SECONDS = 1.0
 STACK_LINES = 12
-EXCHANGES = ("scalewise.engine.processes.team", "scalewise.engine.sums.reductions.protocol", "torch.distributed")
+EXCHANGES = ("scalewise.engine.processes.team", "scalewise.engine.sums.reductions", "torch.distributed")
 
 
 @dataclass(frozen=True)
