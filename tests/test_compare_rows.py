@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
-from rich.text import Text
 
-from scalewise.cli import compare_views as views
 from scalewise.errors import Failed, RecipeError, UsageError
+from scalewise.present import terminal
+from scalewise.present.stored import Stored, parsed
+from scalewise.present.stories.compare import comparison_story, rows_table
 from scalewise.recipe import Recipe
 from scalewise.runs.compare.comparison import Comparison, Remaining, grid, trials, tuned
 from scalewise.runs.compare.jobs import Failure, Job, Outcome, Progress
@@ -309,40 +311,48 @@ def test_the_time_that_is_left():
     assert remaining.seconds() == 0.0
 
 
-def sample() -> list:
-    found, ended = table(
-        single=[0.97, 0.98, 0.975], naive=[0.91, 0.90, 0.92], lr_scaled=[0.97, None, 0.98], warm_up=[None] * 3
-    )
-    return rows(found, ended, ACCURACY)
+def story(found: list[Line], ended: dict, metric: Metric = ACCURACY, seeds: int = 3):
+    content = {"task": "digits", "workers": [8], "seeds": [*range(seeds)], "jobs": 2, "seconds": 75.0}
+    return comparison_story(parsed(json.dumps(content | document(found, [], ended, metric, None)).encode()))
 
 
-def test_the_table_at_a_fixed_width():
-    assert rendered(views.rows_table(sample(), ACCURACY, 100), 100) == GOLDEN
-    narrow = rendered(views.rows_table(sample(), ACCURACY, 80), 80)
-    assert "samples  " not in narrow.splitlines()[1]
+def sample() -> tuple[list[Line], dict]:
+    return table(single=[0.97, 0.98, 0.975], naive=[0.91, 0.90, 0.92], lr_scaled=[0.97, None, 0.98], warm_up=[None] * 3)
+
+
+def test_the_story_at_a_fixed_width():
+    assert terminal.text(story(*sample()), 108) == GOLDEN
+    narrow = terminal.text(story(*sample()), 80)
     assert max(map(len, narrow.splitlines())) <= 80
     assert "…" not in narrow
-    assert [
-        line.split()[-1] for line in rendered(views.rows_table(sample(), ACCURACY, 100, seeds=5), 100).splitlines()[2:]
-    ] == ["3/5"] * 4
+    assert "samples  " in narrow
+    assert "global" not in narrow
 
 
-def test_the_sentences_say_what_exceeds_noise_and_what_failed():
-    said = [Text.from_markup(text).plain for text in views.sentences(sample(), ACCURACY, 3)]
-    assert said[0] == "naive is worse than single, beyond seed noise (−6.50 points of accuracy; 95 %: −9.79 to −3.21)"
-    assert said[1].startswith("lr-scaled cannot be told from single (+0.25 points")
-    assert said[2] == "lr-scaled has no result with seed 1: the loss must stay finite, got nan at step 3"
-    assert len(said) == 6
+def test_the_live_table_counts_the_seeds_that_have_ended():
+    found, ended = sample()
+    stored = [Stored(row.to_json()) for row in rows(found, ended, ACCURACY)]
+    live = rows_table(stored, "accuracy", several=False, higher=True, seeds=5)
+    assert [line.split()[-1] for line in rendered(terminal.table_view(live, 100), 100).splitlines()[2:]] == ["3/5"] * 4
+
+
+def test_without_several_seeds_or_a_reference_the_story_says_what_is_missing():
+    found, ended = table(single=[0.97], naive=[0.91])
+    assert story(found, ended, seeds=1).answer == "One seed says nothing about noise: give --seeds 2 or more."
+    found, ended = table(naive=[0.91, 0.9], auto=[0.91, 0.9])
+    assert story(found, ended, seeds=2).answer == "There is nothing to compare with: add single to --rows."
 
 
 def test_lower_is_better_where_the_metric_says_so():
     found, ended = table(BITS, single=[2.4, 2.5, 2.45], naive=[2.6, 2.72, 2.66], auto=[2.2, 2.31, 2.25])
-    said = [Text.from_markup(text).plain for text in views.sentences(rows(found, ended, BITS), BITS, 3)]
-    assert said[0].startswith("naive is worse than single, beyond seed noise (+0.21 bits per character;")
-    assert said[1].startswith("auto is better than single, beyond seed noise (−0.197 bits per character;")
-    drawn = rendered(views.rows_table(rows(found, ended, BITS), BITS, 100), 100)
-    assert "+0.21 ± 0.025 worse" in drawn
-    assert "2.45 ± 0.05" in drawn
+    told = story(found, ended, BITS)
+    assert told.answer == ("Worse than one worker, beyond seed noise: naive (+0.21). Better: auto (−0.197).")
+    against = [cell for row in told.sections[0].blocks[1].rows for cell in row[-1:]]
+    assert [(cell.text, cell.tone) for cell in against[1:]] == [
+        ("+0.21 (+0.185 to +0.235)", "bad"),
+        ("−0.197 (−0.206 to −0.187)", "good"),
+    ]
+    assert "2.45 ± 0.05" in terminal.text(told, 100)
 
 
 def test_error_against_global_batch_is_drawn():
@@ -356,28 +366,42 @@ def test_error_against_global_batch_is_drawn():
         ("auto", 4): 0.3,
     }
     ended = {line.key: outcomes(line, [1 - errors[line.key]]) for line in found}
-    drawn = rendered(views.chart(error_curve(rows(found, ended, ACCURACY), ACCURACY), ACCURACY), 100)
-    assert drawn == CHART
+    told = story(found, ended)
+    (section,) = [section for section in told.sections if section.title == "Test error against global batch"]
+    assert rendered(terminal.section_view(section, 100), 100) == CHART
 
 
 GOLDEN = """\
-           global  peak                            test            samples             against
-row         batch    LR  steps  samples        accuracy    train  a second              single
-single         64  0.16     56   14,336  97.50 ± 0.50 %  98.50 %    20,304
-naive         512  0.16     56   14,336  91.00 ± 1.00 %  92.00 %    20,304  −6.50 ± 3.29 worse
-lr-scaled     512  0.16     56   14,336  97.50 ± 0.71 %  98.50 %    20,304        +0.25 ± 3.18
-warm-up       512  0.16      –        –        diverged        –         –"""
+How much do 8 workers cost on digits, and which remedy brings it back?
+Worse than one worker, beyond seed noise: naive (−6.50 points). Cannot be told from one worker: lr-scaled.
+
+task  digits
+rows  4  3 seeds each
+time  1 min 15 s  2 runs at a time
+
+The remedies
+           global  peak                                                          against single, in
+row         batch    LR  steps  samples   test accuracy    train  samples/s                  points
+single         64  0.16     56   14,336  97.50 ± 0.50 %  98.50 %     20,304
+naive         512  0.16     56   14,336  91.00 ± 1.00 %  92.00 %     20,304  −6.50 (−9.79 to −3.21)
+lr-scaled     512  0.16     56   14,336  97.50 ± 0.71 %  98.50 %     20,304  +0.25 (−2.93 to +3.43)
+warm-up       512  0.16      –        –        diverged        –          –
+± standard deviation over seeds; against single: mean difference by seed and its 95 % interval
+lr-scaled has no result with seed 1: the loss must stay finite, got nan at step 3
+warm-up has no result with seed 0: the loss must stay finite, got nan at step 3
+warm-up has no result with seed 1: the loss must stay finite, got nan at step 3
+warm-up has no result with seed 2: the loss must stay finite, got nan at step 3"""
 CHART = """\
-test error against global batch
-   50.00 │                                                     ●
+Test error against global batch
+ 50.00 % │                                                     ●
          │
          │
          │
-   30.00 │                                                     ○
+ 30.00 % │                                                     ○
          │
          │                            ●
          │
-   10.00 │   ○                        ○
-       % └──────────────────────────────────────────────────────────
+ 10.00 % │   ○                        ○
+         └──────────────────────────────────────────────────────────
             64                       128                      256
            ● naive   ○ auto"""

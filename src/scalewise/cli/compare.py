@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from scalewise.cli import compare_views as views
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
 from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.engine.processes import signals
 from scalewise.engine.processes.pool import Pool
 from scalewise.errors import Failed, Interrupted, ScalewiseError, UsageError
+from scalewise.present import terminal
+from scalewise.present.live_compare import CompareView
+from scalewise.present.stored import parsed
+from scalewise.present.stories.compare import comparison_story
 from scalewise.recipe import fitting_lr
 from scalewise.runs.compare import comparison as folders
-from scalewise.runs.compare import table
 from scalewise.runs.compare.comparison import Comparison, Request
 from scalewise.runs.compare.jobs import Comparing, Job, Message, Outcome, Setup
 from scalewise.runs.compare.rows import chosen_rows, chosen_workers, lines
@@ -199,9 +201,8 @@ def _run(request: Request, comparison: Comparison, options: Options, folder: Pat
     threads = comparison.lines[0].plan.recipe.threads or 1
     runs = max(len(comparison.seed_jobs()), len(comparison.trial_jobs()))
     jobs = options.jobs or max(1, min(runs, _slots(options.device, threads)))
-    view = views.CompareView(options.quiet, comparison.metric, comparison.seeds, jobs)
-    for line in views.introduction(comparison.lines, comparison.skipped, jobs, threads):
-        view.console.print(line)
+    view = CompareView(options.quiet, comparison.metric, comparison.seeds, jobs)
+    view.introduce(comparison.lines, comparison.skipped, threads)
     loaders = max(1, available_cores() // jobs)
     setup = Setup(request.task, options.data, folder, request.hold_out, options.device, loaders)
 
@@ -229,27 +230,25 @@ def _run(request: Request, comparison: Comparison, options: Options, folder: Pat
             f"command and --resume {folder}",
             pool.stopping,
         )
-    _draw(comparison, folder, view)
+    terminal.show(view.console, comparison_story(parsed(text.encode())))
+    view.console.print(f"folder {folder}", style="dim", markup=False)
     if options.json:
         print(text, file=sys.__stdout__, flush=True)
     return _verdict(comparison, folder)
 
 
-def _train_all(pool: Pool[Job, Message], comparison: Comparison, view: views.CompareView) -> None:
+def _train_all(pool: Pool[Job, Message], comparison: Comparison, view: CompareView) -> None:
     """The trials, if there are any, then all rows with all seeds."""
     if comparison.budget is not None:
         _follow(pool, comparison.trial_jobs(), "tuning", comparison, view)
         if pool.stopping:
             return
         comparison.choose()
-        for text in views.tuning_lines(comparison.tuned, comparison.metric):
-            view.console.print(text)
+        view.tuned(comparison.tuned)
     _follow(pool, comparison.seed_jobs(), "training", comparison, view)
 
 
-def _follow(
-    pool: Pool[Job, Message], jobs: list[Job], title: str, comparison: Comparison, view: views.CompareView
-) -> None:
+def _follow(pool: Pool[Job, Message], jobs: list[Job], title: str, comparison: Comparison, view: CompareView) -> None:
     """Do some jobs, keep what comes out, and draw it."""
     view.begin(title, jobs, comparison.rows())
     for message in pool.run(jobs):
@@ -265,22 +264,6 @@ def _slots(device: DeviceName, threads: int) -> int:
         device == "auto" and (torch.cuda.is_available() or torch.backends.mps.is_available())
     )
     return 1 if accelerated else available_cores() // threads
-
-
-def _draw(comparison: Comparison, folder: Path, view: views.CompareView) -> None:
-    """The table, the error against the global batch if there are several, and what they mean."""
-    rows, metric = comparison.rows(), comparison.metric
-    view.console.print()
-    view.console.print(views.rows_table(rows, metric, view.console.width))
-    view.console.print(views.LEGEND, style="dim")
-    view.console.print()
-    curve = table.error_curve(rows, metric)
-    if curve and table.has_several_counts(rows):
-        view.console.print(views.chart(curve, metric))
-        view.console.print()
-    for text in (*views.sentences(rows, metric, comparison.seeds), *views.derived_lines(rows)):
-        view.console.print(text)
-    view.console.print(f"[dim]folder {folder}[/dim]")
 
 
 def _verdict(comparison: Comparison, folder: Path) -> int:

@@ -119,7 +119,6 @@ class Key:
 class Plot:
     """Points on a logarithmic x axis, for a terminal: one marker a name."""
 
-    title: str
     points: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
     shares: bool = False  # the y axis in percent
 

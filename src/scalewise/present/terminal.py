@@ -114,17 +114,16 @@ def _notes(notes: Sequence[str]) -> RenderableType:
 def section_view(section: Section, width: int) -> RenderableType | None:
     """A section's title, lead and blocks; None if it has nothing for a terminal."""
     blocks = section.shown("terminal")
-    views = [view for block in blocks if (view := block_view(block, width)) is not None]
-    if not views:
+    views = [(isinstance(block, str | Line), block_view(block, width)) for block in blocks]
+    shown = [(is_line, view) for is_line, view in views if view is not None]
+    if not shown:
         return None
     explains_figure = any(isinstance(block, Figure) and block.plot is None for block in section.shown("page"))
     parts: list[RenderableType] = [Text(section.title, style="bold")] if section.title else []
     if section.lead and not explains_figure:
         parts.append(Text(section.lead, style="dim"))
-    for number, view in enumerate(views):
-        if number and not (isinstance(view, Text) and isinstance(views[number - 1], Text | Grid)):
-            parts.append("")
-        parts.append(view)
+    for place, (is_line, view) in enumerate(shown):
+        parts += ["", view] if place and not is_line and not shown[place - 1][0] else [view]
     return Group(*parts)
 
 
@@ -135,7 +134,8 @@ def block_view(block: Shown, width: int) -> RenderableType | None:
     if isinstance(block, Line):
         return Text(block.text, style=STYLES[block.tone])
     if isinstance(block, Table):
-        return table_view(block, width)
+        grid = table_view(block, width)
+        return Group(grid, Text(block.legend, style="dim")) if block.legend else grid
     if isinstance(block, Figure):
         return None if block.plot is None else plot_view(block.plot)
     if isinstance(block, Command):
@@ -189,9 +189,6 @@ def table_view(table: Table, width: int) -> Grid:
         pad_edge=False,
         header_style="dim",
         show_header=any(table.columns),
-        caption=table.legend or None,
-        caption_justify="left",
-        caption_style="dim",
     )
     for place in places:
         is_words = place in table.words
@@ -294,7 +291,7 @@ def plot_view(plot: Plot) -> Text:
             share = 0.5 if high == low else (y - low) / (high - low)
             mark = MARKERS[order % len(MARKERS)], COLOURS[order % len(COLOURS)]
             cells[round((1 - share) * (PLOT_HEIGHT - 1))][_column(x, places)] = mark
-    drawing = Text(f"{plot.title}\n")
+    drawing = Text()
     for height, line in enumerate(cells):
         at = high - (high - low) * height / (PLOT_HEIGHT - 1)
         named = height in (0, PLOT_HEIGHT // 2, PLOT_HEIGHT - 1)

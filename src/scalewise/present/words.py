@@ -201,15 +201,16 @@ def difference(name: str, value: float | None, digits: int = 3) -> str:
     return signed(f"{100 * value:+.2f}" if name in SHARES else f"{value:+.{digits}g}")
 
 
-def deviation(name: str, value: float | None) -> str:
-    """A standard deviation of a metric, without its unit.
+def spread(name: str, mean: float | None, deviation: float | None) -> str:
+    """Mean ± standard deviation of a metric.
 
-    >>> deviation("accuracy", 0.00314), deviation("loss", 0.02512)
-    ('0.31', '0.025')
+    >>> spread("accuracy", 0.975, 0.00314), spread("loss", 2.45, 0.0501), spread("loss", 2.45, None)
+    ('97.50 ± 0.31 %', '2.45 ± 0.05', '2.45')
     """
-    if value is None:
-        return NOTHING
-    return f"{100 * value:.2f}" if name in SHARES else f"{value:.2g}"
+    if mean is None or deviation is None:
+        return metric(name, mean)
+    amount, _, unit = metric(name, mean).partition(" ")
+    return f"{amount} ± {100 * deviation:.2f} {unit}" if name in SHARES else f"{amount} ± {deviation:.2g}"
 
 
 def signed(text: str) -> str:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scalewise.present.bars import Spread, intervals
 from scalewise.present.charts import LOOKS, Series, line_chart
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Cell, Fact, Section, Story, Table
-from scalewise.present.words import SHARES, count, listed, metric, number, seconds, signed
+from scalewise.present.stories.train import DERIVED, derived_cells
+from scalewise.present.story import Block, Cell, Fact, Line, Plot, Section, Story, Table, Tone
+from scalewise.present.words import SHARES, count, difference, listed, metric, number, seconds, span, spelled, spread
+
+TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "level": "dim"}
+SPARE = ("global batch", "peak LR", "train", "samples")
+LEGEND = "± standard deviation over seeds; against single: mean difference by seed and its 95 % interval"
 
 
 def comparison_story(document: Stored) -> Story:
@@ -18,20 +24,28 @@ def comparison_story(document: Stored) -> Story:
     name = document.text("metric", "name") or "metric"
     workers = [value for value in document.numbers("workers") if value is not None]
     cost = f"How much do {listed([number(value) for value in workers])} workers cost on {document.text('task')}"
-    several = len({row.number("workers") for row in rows if row.text("name") != "single"}) > 1
+    several = has_several_counts(rows)
+    higher = bool(document.flag("metric", "higher_is_better"))
     sections = [
-        rows_section(rows, name, several),
+        rows_section(rows, name, several, higher),
         curve_section(document, name) if several else None,
         learning_section(document, name),
         speed_section(rows) if several else None,
-        reasons_section(rows),
+        derived_section(rows, several),
+        changes_section(rows),
     ]
     return Story(
         question=f"{cost}, and which remedy brings it back?",
-        answer=verdict(rows, name, several, bool(document.flag("metric", "higher_is_better"))),
+        answer=answer(document, rows, name, several, higher),
         facts=_facts(document, rows),
         sections=tuple(section for section in sections if section is not None),
+        notes=tuple(f"{row.text('name')} is left out: {row.text('reason')}" for row in document.parts("skipped")),
     )
+
+
+def has_several_counts(rows: Sequence[Stored]) -> bool:
+    """Whether the rows are over several numbers of workers."""
+    return len({row.number("workers") for row in rows if row.text("name") != "single"}) > 1
 
 
 def _facts(document: Stored, rows: Sequence[Stored]) -> tuple[Fact, ...]:
@@ -42,24 +56,38 @@ def _facts(document: Stored, rows: Sequence[Stored]) -> tuple[Fact, ...]:
     )
 
 
-def verdict(rows: Sequence[Stored], name: str, several: bool, higher: bool) -> str:
+def answer(document: Stored, rows: Sequence[Stored], name: str, several: bool, higher: bool) -> str:
     """Which rows are worse than one worker beyond seed noise, which better, and which cannot be told from it."""
     groups: dict[str, list[str]] = {"worse": [], "level": [], "better": []}
     for row in rows:
-        mean = row.number("difference", "mean")
-        if mean is None:
-            continue
-        side = "level" if not row.flag("beats_noise") else "better" if (mean > 0) == higher else "worse"
-        label = title(row, several)
-        groups[side].append(f"{label} ({difference(row, name)})" if side != "level" else label)
+        side = verdict(row, higher)
+        if side:
+            points = f"{difference(name, row.number('difference', 'mean'))}{' points' if name in SHARES else ''}"
+            groups[side].append(title(row, several) if side == "level" else f"{title(row, several)} ({points})")
     said = []
     if groups["worse"]:
         said.append(f"Worse than one worker, beyond seed noise: {listed(groups['worse'])}.")
     if groups["better"]:
-        said.append(f"Better: {listed(groups['better'])}.")
+        said.append(f"Better{'' if said else ' than one worker, beyond seed noise'}: {listed(groups['better'])}.")
     if groups["level"]:
         said.append(f"Cannot be told from one worker: {listed(groups['level'])}.")
-    return " ".join(said) or "There are not enough seeds yet to tell the rows apart."
+    if said:
+        return " ".join(said)
+    if len(document.parts("seeds")) < 2:
+        return "One seed says nothing about noise: give --seeds 2 or more."
+    if not any(
+        row.text("name") == "single" or (row.text("name") == "naive" and row.number("workers") == 1) for row in rows
+    ):
+        return "There is nothing to compare with: add single to --rows."
+    return "There are not enough seeds yet to tell the rows apart."
+
+
+def verdict(row: Stored, higher: bool) -> str:
+    """Whether a row is better or worse than one worker beyond seed noise, or level; empty where nothing is known."""
+    mean = row.number("difference", "mean")
+    if mean is None:
+        return ""
+    return "level" if not row.flag("beats_noise") else "better" if (mean > 0) == higher else "worse"
 
 
 def title(row: Stored, several: bool) -> str:
@@ -67,36 +95,24 @@ def title(row: Stored, several: bool) -> str:
     return f"{row.text('name')} at {count(row.number('workers'), 'worker')}" if several else row.text("name")
 
 
-def difference(row: Stored, name: str) -> str:
-    """The mean difference to one worker, in points where it is a share."""
-    mean = row.number("difference", "mean") or 0.0
-    return signed(f"{100 * mean:+.2f} points" if name in SHARES else f"{mean:+.4g}")
-
-
-def _ends(row: Stored, name: str) -> str:
-    low, high = row.number("difference", "low"), row.number("difference", "high")
-    if low is None or high is None:
-        return "–"
-    factor, digits = (100, ".2f") if name in SHARES else (1, ".4g")
-    ends = signed(f"{factor * low:+{digits}} to {factor * high:+{digits}}")
-    return f"{difference(row, name).removesuffix(' points')} ({ends})"
-
-
-def rows_section(rows: Sequence[Stored], name: str, several: bool) -> Section | None:
-    """The table, and the test metric of every row with its interval over seeds."""
-    table = _table(rows, name)
+def rows_section(rows: Sequence[Stored], name: str, several: bool, higher: bool) -> Section | None:
+    """The table, the test metric of every row with its interval over seeds, and the runs without a result."""
     spreads = [_spread(order, row, name, several) for order, row in enumerate(rows)]
     reference = next((row.number("test", "mean") for row in rows if row.text("name") == "single"), None)
-    label = name.replace("_", " ")
-    axis = Axis(f"test {label}", share=name in SHARES)
-    figure = intervals(f"Test {label} by row", axis, spreads, reference)
-    if figure is None:
-        return None
+    axis = Axis(f"test {spelled(name)}", share=name in SHARES)
+    figure = intervals(f"Test {spelled(name)} by row", axis, spreads, reference)
+    failed = [
+        Line(f"{title(row, several)} has no result with seed {number(one.number('seed'))}: {one.text('reason')}", "bad")
+        for row in rows
+        for one in row.parts("failed")
+    ]
     lead = (
         "Large marks are means over seeds, bars one standard deviation each way, small dots the single runs; the "
-        "dashed line is one worker. Against single: mean difference paired by seed, with its 95 % interval."
+        "dashed line is one worker."
     )
-    return Section("The remedies", (figure, table), lead)
+    blocks: list[Block] = [] if figure is None else [figure]
+    blocks += [rows_table(rows, name, several, higher), *failed]
+    return Section("The remedies", tuple(blocks), lead) if rows else None
 
 
 def _spread(order: int, row: Stored, name: str, several: bool) -> Spread:
@@ -107,40 +123,40 @@ def _spread(order: int, row: Stored, name: str, several: bool) -> Spread:
     return Spread(title(row, several), note, mean, low, high, values, order % LOOKS)
 
 
-def _table(rows: Sequence[Stored], name: str) -> Table:
-    label = name.replace("_", " ")
-    columns = ("row", "workers", "global batch", "peak LR", "steps", "samples", f"test {label}", "±", "train")
-    cells = tuple(_cells(row, name) for row in rows)
-    against = "against single, in points" if name in SHARES else "against single"
-    return Table((*columns, "samples/s", against), cells, "All rows")
+def rows_table(rows: Sequence[Stored], name: str, several: bool, higher: bool, seeds: int | None = None) -> Table:
+    """All rows; while they are trained, with how many of the `seeds` have ended instead of what they amount to."""
+    columns = {
+        "row": [Cell(row.text("name"), "strong") for row in rows],
+        "workers": [number(row.number("workers")) for row in rows],
+        "global batch": [number(row.number("global_batch")) for row in rows],
+        "peak LR": [number(row.number("lr")) for row in rows],
+        "steps": [number(row.number("steps")) for row in rows],
+        "samples": [number(row.number("samples")) for row in rows],
+        f"test {spelled(name)}": [_test(row, name) for row in rows],
+        "train": [metric(name, row.number("train", "mean")) for row in rows],
+        "samples/s": [number(row.number("samples_per_second")) for row in rows],
+        f"against single{', in points' if name in SHARES else ''}": [_against(row, name, higher) for row in rows],
+        "seeds done": [f"{len(row.parts('seeds')) + len(row.parts('failed'))}/{seeds}" for row in rows],
+    }
+    for left_out in (*([] if several else ["workers"]), [*columns][-1 if seeds is None else -2]):
+        del columns[left_out]
+    cells = tuple(zip(*columns.values(), strict=True))
+    return Table(tuple(columns), cells, "All rows", spare=SPARE, legend=LEGEND if seeds is None else "")
 
 
-def _cells(row: Stored, name: str) -> tuple[str | Cell, ...]:
-    std = row.number("test", "std")
-    spread = "–" if std is None else f"{100 * std:.2f}" if name in SHARES else f"{std:.3g}"
-    failed = len(row.parts("failed"))
-    against = Cell(f"{count(failed, 'run')} failed", "bad") if failed else _against(row, name)
-    return (
-        row.text("name"),
-        number(row.number("workers")),
-        number(row.number("global_batch")),
-        number(row.number("lr")),
-        number(row.number("steps")),
-        number(row.number("samples")),
-        metric(name, row.number("test", "mean")),
-        spread,
-        metric(name, row.number("train", "mean")),
-        number(row.number("samples_per_second")),
-        against,
-    )
+def _test(row: Stored, name: str) -> Cell:
+    if row.flag("diverged"):
+        return Cell("diverged", "bad")
+    return Cell(spread(name, row.number("test", "mean"), row.number("test", "std")), "strong")
 
 
-def _against(row: Stored, name: str) -> Cell:
-    mean, noticed = row.number("difference", "mean"), row.flag("beats_noise")
+def _against(row: Stored, name: str, higher: bool) -> Cell:
+    """The mean difference to one worker with its interval, in points where it is a share."""
+    mean, low, high = (row.number("difference", end) for end in ("mean", "low", "high"))
     if mean is None:
-        return Cell("–", "dim")
-    good = (mean > 0) == (name in SHARES)
-    return Cell(_ends(row, name), "plain" if not noticed else "good" if good else "bad")
+        return Cell("")
+    ends = span(low, high, lambda end: difference(name, end))
+    return Cell(f"{difference(name, mean)} ({ends})", TONES[verdict(row, higher)])
 
 
 def curve_section(document: Stored, name: str) -> Section | None:
@@ -153,17 +169,18 @@ def curve_section(document: Stored, name: str) -> Section | None:
         band = tuple((a, b - std, b + std) for a, b, std in known if std is not None)
         series.append(Series(one.text("name"), tuple((a, b) for a, b, _ in known), band, "both"))
     share = name in SHARES
-    axis = Axis("test error" if share else name, share=share)
-    figure = line_chart(
-        "Error by global batch", Axis("global batch", log=True, ticks=tuple(sorted(batches))), axis, series
-    )
-    lead = "What the same samples give in ever larger global batches; bars are one standard deviation over seeds."
-    return None if figure is None else Section("Error against global batch", (figure,), lead)
+    error = "test error" if share else spelled(name)
+    axes = Axis("global batch", log=True, ticks=tuple(sorted(batches))), Axis(error, share=share)
+    plot = Plot(tuple((one.name, one.points) for one in series if one.points), share)
+    note = "Bars are one standard deviation over seeds."
+    figure = line_chart("Error by global batch", *axes, series, note=note)
+    title = f"{error.capitalize()} against global batch"
+    return None if figure is None else Section(title, (replace(figure, plot=plot),))
 
 
 def learning_section(document: Stored, name: str) -> Section | None:
     """Every row's metric by epoch, averaged over seeds."""
-    label, share = name.replace("_", " "), name in SHARES
+    label, share = spelled(name), name in SHARES
     blocks: list[Block] = []
     for part, word in (("train", "Training"), ("validation", "Validation")):
         series = [_curve(one, part) for one in document.parts("curves")]
@@ -192,13 +209,15 @@ def speed_section(rows: Sequence[Stored]) -> Section | None:
     return None if figure is None else Section("What the remedies cost in speed", (figure,))
 
 
-def reasons_section(rows: Sequence[Stored]) -> Section | None:
-    """What each row changes, and what was derived for it."""
-    found = []
-    for row in rows:
-        derived = "; ".join(
-            f"{d.text('field')} = {d.part('value').shown()}: {d.text('reason')}" for d in row.parts("derived")
-        )
-        found.append((title(row, several=True), row.text("what"), row.text("optimizer"), derived or "–"))
-    table = Table(("row", "what it changes", "optimizer", "derived"), tuple(found), "The rows", frozenset({1, 2, 3}))
+def derived_section(rows: Sequence[Stored], several: bool) -> Section | None:
+    """What was chosen for a row that nobody gave, and why."""
+    found = tuple((title(row, several), *cells) for row in rows for cells in derived_cells(row))
+    table = Table(("row", *DERIVED), found, "Derived values", frozenset({1, 2, 3}))
+    return Section("What was derived", (table,)) if found else None
+
+
+def changes_section(rows: Sequence[Stored]) -> Section | None:
+    """What each row changes."""
+    found = tuple((title(row, several=True), row.text("what"), row.text("optimizer")) for row in rows)
+    table = Table(("row", "what it changes", "optimizer"), found, "The rows", frozenset({1, 2}))
     return Section("What each row changes", (table,), folded=True) if found else None

@@ -11,9 +11,10 @@ from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
 from scalewise.present.stories.doctor import findings_section
 from scalewise.present.story import Block, Cell, Fact, Figure, Section, Story, Switch, Table
-from scalewise.present.words import SHARES, count, interval, metric, number, percent, seconds
+from scalewise.present.words import SHARES, count, interval, metric, number, percent, seconds, spelled
 
 MOST_POINTS = 240
+DERIVED = ("derived", "value", "because")
 AGAINST = {"samples": "samples seen", "step": "step"}
 
 
@@ -100,11 +101,6 @@ def _worth(run: Run) -> str:
         f"The noise scale of {number(noise)} samples says that each sample of a global batch of {number(batch)} is "
         f"worth {percent(1 / (1 + batch / noise))} of one in a very small one."
     )
-
-
-def spelled(name: str) -> str:
-    """A metric's name as words."""
-    return name.replace("_", " ")
 
 
 def facts(run: Run) -> tuple[Fact, ...]:
@@ -238,9 +234,9 @@ def recipe_section(run: Run, named: bool) -> Section | None:
     if not fields:
         return None
     blocks: list[Block] = []
-    reasons = derived_table(stored)
-    if reasons is not None:
-        blocks.append(reasons)
+    reasons = tuple(derived_cells(stored))
+    if reasons:
+        blocks.append(Table(DERIVED, reasons, "What was derived", frozenset({1, 2})))
     own = dict(run.environment.part("task", "recipe").items())
     rows = tuple((name, value.shown(), _own(value, own.get(name))) for name, value in fields)
     blocks.append(Table(("field", "value", "task's own"), rows, "Every field of the recipe", frozenset({1, 2})))
@@ -253,10 +249,16 @@ def _own(value: Stored, own: Stored | None) -> str:
     return "" if own is None or own.value == value.value else own.shown()
 
 
-def derived_table(stored: Stored) -> Table | None:
+def derived_cells(stored: Stored) -> list[tuple[str, Cell, Cell]]:
     """What nobody gave, with the reason."""
-    rows = tuple((one.text("field"), one.part("value").shown(), one.text("reason")) for one in stored.parts("derived"))
-    return Table(("derived", "value", "because"), rows, "What was derived", frozenset({1, 2})) if rows else None
+    return [
+        (one.text("field"), Cell(_value(one.part("value")), "strong"), Cell(one.text("reason"), "dim"))
+        for one in stored.parts("derived")
+    ]
+
+
+def _value(stored: Stored) -> str:
+    return stored.shown() if stored.number() is None else number(stored.number())
 
 
 def environment_section(run: Run, named: bool) -> Section | None:
