@@ -350,7 +350,7 @@ def test_lower_is_better_where_the_metric_says_so():
     against = [cell for row in told.sections[0].blocks[1].rows for cell in row[-1:]]
     assert [(cell.text, cell.tone) for cell in against[1:]] == [
         ("+0.21 (+0.185 to +0.235)", "bad"),
-        ("−0.197 (−0.206 to −0.187)", "good"),
+        ("−0.197 (−0.211 to −0.182)", "good"),
     ]
     assert "2.45 ± 0.05" in terminal.text(told, 100)
 

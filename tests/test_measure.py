@@ -65,8 +65,8 @@ def test_the_json_is_the_contract(scalewise, tmp_path):
     assert (tmp_path / "measured" / "measure.json").read_text() == outcome.stdout
     shown = " ".join(outcome.stderr.split())
     worth = round(100 * at[8]["worth"])
-    assert f"at 8 × 32 each sample is worth {worth} %" in shown
-    assert f"best throughput from {document['knee']:,}" in shown
+    assert f"At 8 workers it is worth {worth} %." in shown
+    assert f"best throughput from worker batch {document['knee']:,}" in shown
     assert set(document["seconds"]) == {"memory", "throughput", "noise"}
 
 
@@ -149,7 +149,7 @@ def test_the_critical_batch_is_checked_by_branches_that_are_kept(scalewise, tmp_
     assert verified["cheap"]["method"] == "noise scale"
     assert verified["critical_batch"]["method"] == "branch"
     assert verified["agreement"].startswith("they ")
-    assert f"cheap and direct: {verified['agreement'][:20]}" in outcome.stderr
+    assert f"Cheap and direct: {verified['agreement'][:20]}" in outcome.stderr
     assert [stage["name"] for stage in verified["stages"]] == ["start", "middle", "end"]
     assert [*(tmp_path / "run" / "branch").rglob("*.json")]  # which --resume reads instead of training again
 
@@ -166,7 +166,7 @@ def test_a_part_that_does_not_fit_into_memory_leaves_what_was_measured_before(tm
     assert document["noise_scale"]["value"] > 0
     assert document["missed"].startswith("sharpness must fit into memory")
     shown = " ".join(capsys.readouterr().err.split())
-    assert "noise scale over training" in shown
+    assert "Noise scale over training" in shown
     assert "sharpness must fit into memory" in shown
 
 

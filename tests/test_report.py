@@ -114,12 +114,18 @@ def test_runs_beside_each_other_are_diagnosed_against_the_single_worker(trained)
             "compare",
             ["which remedy brings it back?", "Worse than one worker, beyond seed noise: naive", "against single"],
         ),
-        ("compare-many", ["Error against global batch", "auto at 16 workers", "What the remedies cost in speed"]),
+        ("compare-many", ["Test error against global batch", "auto at 16 workers", "What the remedies cost in speed"]),
         (
             "measure",
-            ["How far can digits scale?", "Up to 3 workers of 32", "The hyperbola", "Memory by part", "How fast"],
+            [
+                "How far can digits scale?",
+                "Up to 3 workers of 32",
+                "The hyperbola",
+                "Memory by part",
+                "Throughput of one worker",
+            ],
         ),
-        ("measure-sweep", ["Steps to the loss", "Samples to the loss", "the law through them", "They agree"]),
+        ("measure-sweep", ["Steps to the loss", "Samples to the loss", "the law through them", "they agree"]),
         ("forecast", ["An error of 0.02 takes 897 (580 to ∞) samples", "What lies ahead"]),
         ("plan", ["How many workers are worth it for digits?", "4 workers: training takes", "What if?", "torchrun"]),
         (

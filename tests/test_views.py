@@ -6,7 +6,10 @@ import io
 
 from rich.console import Console
 
-from scalewise.present import live
+from scalewise.present import live, terminal
+from scalewise.present.stored import Stored
+from scalewise.present.stories.train import result_story
+from scalewise.present.story import Story
 from scalewise.recipe import Derived
 from scalewise.records import Epoch, Result, Step
 
@@ -29,26 +32,39 @@ def result(**changes: object) -> Result:
     return Result(**(values | changes))
 
 
-def test_result_table():
-    assert rendered(live.result_table(result())) == (
-        "task         digits\n"
-        "workers      8 × 32 = global batch 256, on 2 processes, 1 thread each\n"
-        "optimizer    momentum, peak LR 0.16\n"
-        "trained      56 steps, 9.976 epochs, 14,336 samples\n"
-        "time         1 min 15 s, 20,304 samples/s\n"
-        "train        loss 0.0647, accuracy 98.20 %\n"
-        "test         loss 0.0625, accuracy 98.06 %\n"
-        "noise scale  152.3 samples (95 %: 111 to 1,279)  not enough steps for a firm value\n"
-        "weights      sha256 875e843920bc0c86…  exact: the same on any number of processes\n"
-        "run          runs/digits-1"
+def story(**changes: object) -> Story:
+    return result_story(Stored(result(**changes).to_json()))
+
+
+def test_the_story_of_a_training():
+    assert terminal.text(story(), 100) == (
+        "How well do 8 workers learn digits?\n"
+        "Test accuracy 98.06 % after 56 steps in 1 min 15 s. The noise scale of 152 samples says that each\n"
+        "sample of a global batch of 256 is worth 37 % of one in a very small one.\n"
+        "\n"
+        "workers         8 × 32  global batch 256, on 2 processes, 1 thread each\n"
+        "optimizer       momentum  peak LR 0.16\n"
+        "steps           56  9.976 epochs, 14,336 samples\n"
+        "time            1 min 15 s  20,304 samples/s\n"
+        "train accuracy  98.20 %  loss 0.0647\n"
+        "test accuracy   98.06 %  loss 0.0625\n"
+        "noise scale     152 (111 to 1,280) samples  95 % interval; not enough steps for a firm value\n"
+        "weights         875e843920bc0c86…  sha256; exact: the same on any number of processes\n"
+        "run             runs/digits-1"
     )
 
 
 def test_noise_that_is_missing_or_unbounded():
-    assert "needs two or more workers, or --micro-batch" in live.noise_line(None)
-    assert "not enough data yet" in live.noise_line({"value": None, "low": None, "high": None, "enough": False})
-    line = live.noise_line({"value": 15.36, "low": 4.0, "high": None, "enough": False})
-    assert line.startswith("15.36 samples (95 %: 4 to ∞)")
+    def noise(**changes: object) -> str:
+        (fact,) = [fact for fact in story(**changes).facts if fact.name == "noise scale"]
+        return f"{fact.value}; {fact.note}"
+
+    assert noise(noise_scale=None) == "not measured; it needs two or more workers, or --micro-batch"
+    unknown = {"value": None, "low": None, "high": None, "enough": False}
+    assert noise(noise_scale=unknown).startswith("not known yet; the gradient is not separated from its noise")
+    assert noise(noise_scale={"value": 15.36, "low": 4.0, "high": None, "enough": False}).startswith(
+        "15.4 (4 to ∞) samples; 95 % interval; not enough steps"
+    )
 
 
 def test_epoch_lines_stand_under_their_titles():

@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.cli.measure_view import HEIGHTS, bar, heights, small_table
+from scalewise.present.terminal import HEIGHTS, blocks
+from scalewise.present.terminal import heights as any_heights
 from scalewise.present.words import rough, seconds
 from scalewise.runs.measure.memory import show_bytes
 from scalewise.stats.timing import Estimate
@@ -27,6 +28,36 @@ BAR_WIDTH = 14
 Units = tuple[tuple[str, float], ...]
 TIMES: Units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 BANDWIDTHS: Units = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
+
+
+def small_table(title: str, *columns: str) -> Table:
+    """An empty table without lines: the first column to the left, numbers to the right."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+        min_width=len(title) + 2,
+    )
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
+    return table
+
+
+def bar(share: float, width: int = 24) -> str:
+    """A bar of a share of the width, exact to an eighth of a character.
+
+    >>> bar(0.5)
+    '████████████            '
+    """
+    return blocks(share * width).ljust(width)
+
+
+def heights(values: Sequence[float]) -> str:
+    """Values as heights on a logarithmic axis."""
+    return any_heights(values, log=True)
 
 
 def duration(value: float) -> str:

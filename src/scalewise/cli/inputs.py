@@ -13,7 +13,9 @@ from cyclopts import Group, Parameter
 from rich.console import Console, RenderableType
 
 from scalewise.errors import UsageError
+from scalewise.present import terminal
 from scalewise.present.live import DownloadView
+from scalewise.present.story import Story
 from scalewise.recipe import Recipe
 from scalewise.records import finite
 
@@ -94,7 +96,7 @@ def download(task_spec: str, data: Path | None, quiet: bool) -> None:
 
 
 def show(
-    screen: RenderableType,
+    screen: RenderableType | Story,
     document: dict[str, Any],
     folder: Path | None,
     console: Console,
@@ -104,7 +106,10 @@ def show(
     """Draw an answer, leave its page in the folder, and print the JSON document where that is asked for."""
     if folder is not None:
         leave_page(folder, console)
-    console.print(screen)
+    if isinstance(screen, Story):
+        terminal.show(console, screen)
+    else:
+        console.print(screen)
     for line in [*notes, *([] if folder is None else [f"folder {folder}"])]:
         console.print(line, style="dim", markup=False)
     if json:

@@ -11,9 +11,10 @@ from cyclopts import Parameter
 
 from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings, TaskName
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show
-from scalewise.cli.measure_view import screen
 from scalewise.errors import TargetMissed, TooLittleMemory
 from scalewise.present.live import StatusView
+from scalewise.present.stored import Stored
+from scalewise.present.stories.measure import measurement_story
 from scalewise.runs.measure.request import MeasureRequest, Part, Verify
 
 RecipeFlags = recipe_flags(__name__, without=("target", "patience"))
@@ -122,7 +123,8 @@ def measure(
         view = StatusView(quiet)
         with view.live():
             found = answer(request, view.notify)
-        show(screen(found, view.console.width), found.to_json(), found.folder, view.console, json)
+        document = found.to_json()
+        show(measurement_story(Stored(document)), document, found.folder, view.console, json)
     if found.missed is not None:
         raise TargetMissed(found.missed)
     if found.unfinished is not None:

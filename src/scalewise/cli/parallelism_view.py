@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from scalewise.cli.measure_view import small_table
+from scalewise.cli.bench_view import small_table
 from scalewise.runs.measure.memory import show_bytes
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 from rich.markup import escape
@@ -17,12 +17,12 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
-from scalewise.present.terminal import console
-from scalewise.present.words import count, metric, metrics, number, seconds, spelled
+from scalewise.present.stored import Stored
+from scalewise.present.terminal import console, show
+from scalewise.present.words import metric, metrics, number, spelled
 from scalewise.recipe import Derived
-from scalewise.records import Epoch, Record, Result, Step
+from scalewise.records import Epoch, Record, Step
 from scalewise.runs.request import Notice
 
 EPOCH_LINES = 25
@@ -131,9 +131,11 @@ class TrainingView:
                 self._has_header = True
             self.console.print(epoch_line(record), no_wrap=True)
         else:
-            self.console.print()
+            from scalewise.present.stories.train import result_story
+
             step_seconds = record.samples / max(record.steps, 1) / max(record.samples_per_second, 1e-9)
-            self.console.print(result_table(record, self._input_seconds / max(self._steps * step_seconds, 1e-9)))
+            input_share = self._input_seconds / max(self._steps * step_seconds, 1e-9)
+            show(self.console, result_story(Stored(record.to_json()), input_share))
 
     def _is_due(self) -> bool:
         """Whether an epoch gets a line: no more than about EPOCH_LINES of them, evenly over the training."""
@@ -181,41 +183,3 @@ def _epoch_columns(record: Epoch) -> list[tuple[str, str]]:
 
 def _width(title: str) -> int:
     return max(len(title), 7)
-
-
-def result_table(result: Result, input_share: float = 0.0) -> Table:
-    """The outcome of a run; `input_share` of the steps' time was spent waiting for samples."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    spread = f"{result.workers} × {result.worker_batch} = global batch {result.global_batch}"
-    place = f"{count(result.processes, 'process', 'processes')}, {count(result.threads, 'thread')} each"
-    table.add_row("task", escape(result.task))
-    table.add_row("workers", f"{spread}, on {place}")
-    table.add_row("optimizer", f"{result.optimizer}, peak LR {number(result.lr['peak'])}")
-    table.add_row("trained", f"{result.steps:,} steps, {result.epochs:.4g} epochs, {result.samples:,} samples")
-    waited = f", {100 * input_share:.0f} % of a step waiting for samples" if input_share >= 0.01 else ""
-    table.add_row("time", f"{seconds(result.seconds)}, {number(result.samples_per_second)} samples/s{waited}")
-    table.add_row("train", metrics(result.train))
-    if result.validation is not None:
-        table.add_row("validation", metrics(result.validation))
-    table.add_row("test", f"[bold green]{metrics(result.test)}[/bold green]")
-    table.add_row("noise scale", noise_line(result.noise_scale))
-    exactness = "exact: the same" if result.exact else "not exact: close, not the same"
-    exactness += " on any number of processes"
-    table.add_row("weights", f"sha256 {result.weights_sha256[:16]}…  [dim]{exactness}[/dim]")
-    if result.run is not None:
-        table.add_row("run", escape(result.run))
-    return table
-
-
-def noise_line(estimate: Mapping[str, float | bool | None] | None) -> str:
-    """The noise scale with its interval, or what to do to get one."""
-    if estimate is None:
-        return "[dim]not measured: needs two or more workers, or --micro-batch[/dim]"
-    if estimate["value"] is None:
-        return "not enough data yet: the gradient is not separated from its noise"
-    low = "?" if estimate["low"] is None else number(float(estimate["low"]))
-    high = "∞" if estimate["high"] is None else number(float(estimate["high"]))
-    verdict = "" if estimate["enough"] else "  [yellow]not enough steps for a firm value[/yellow]"
-    return f"{number(float(estimate['value']))} samples (95 %: {low} to {high}){verdict}"

@@ -100,7 +100,10 @@ def stories(runs: Sequence[Run], inside: Path | None = None) -> list[Story]:
     trained = [run for run in runs if run.kind == "train"]
     found = [training_story(trained, inside)] if trained else []
     others = [run for run in runs if run.kind != "train"]
-    return found + [replace(STORIES[run.kind](run.document), name=run.name, problems=run.problems) for run in others]
+    for run in others:
+        story = STORIES[run.kind](run.document)
+        found.append(replace(story, name=run.name, problems=(*run.problems, *story.problems)))
+    return found
 
 
 def render(title: str, told: Sequence[Story], sources: str, live: str | None = None, home: str | None = None) -> str:

@@ -36,7 +36,7 @@ class Stored:
     def parts(self, *names: str) -> list[Stored]:
         """The items of the list under these keys."""
         value = self.part(*names).value
-        return [Stored(item) for item in value] if isinstance(value, list) else []
+        return [Stored(item) for item in value] if isinstance(value, list | tuple) else []
 
     def items(self) -> list[tuple[str, Stored]]:
         """The keys of an object and their values."""

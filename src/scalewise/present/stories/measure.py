@@ -9,105 +9,162 @@ from scalewise.present.bars import Bar, bars
 from scalewise.present.charts import Mark, Series, line_chart
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Fact, Figure, Key, Section, Story, Table
-from scalewise.present.words import count, interval, number, percent, seconds, size
+from scalewise.present.stories.critical import bounded, critical_section, shown
+from scalewise.present.stories.train import estimate
+from scalewise.present.story import Block, Fact, Key, Meter, Only, Section, Sparkline, Story, Table
+from scalewise.present.words import count, interval, listed, number, percent, rough, seconds, signed, size, span, times
 
-CURVE_POINTS = 60
+THROUGHPUT_LINES, LAYER_LINES = 8, 12
 
 
 def measurement_story(document: Stored) -> Story:
     """The story of one measurement."""
     sections = [
         noise_section(document),
-        critical_section(document),
         efficiency_section(document),
-        branch_section(document),
         throughput_section(document),
         memory_section(document),
-        sharpness_section(document),
+        layers_section(document),
+        critical_section(document),
         between_section(document),
-        how_section(document),
+        sharpness_section(document),
     ]
     return Story(
         question=f"How far can {document.text('task')} scale?",
         answer=answer(document),
         facts=_facts(document),
         sections=tuple(section for section in sections if section is not None),
+        notes=tuple(_notes(document)),
+        problems=tuple(_problems(document)),
     )
+
+
+def _problems(document: Stored) -> list[str]:
+    """What stands in the way of acting on it."""
+    found = []
+    if document.flag("noise_scale", "enough") is False:
+        found.append(f"noise scale: {document.text('verdict')}")
+    if document.text("missed"):
+        found.append(document.text("missed"))
+    return found
 
 
 def answer(document: Stored) -> str:
     """Up to how many workers a sample keeps at least half its worth, and what stands in the way of more."""
     said = _workers_said(document)
-    largest = document.number("largest_worker_batch")
+    if not said and document.part("noise_scale").is_object:
+        said = ["The noise scale is not known."]
+    largest, memory = document.number("largest_worker_batch"), document.part("memory")
     if largest is not None:
-        said.append(f"The largest worker batch that fits is {number(largest)}.")
-    missed = document.text("missed")
-    return " ".join([*said, *([missed] if missed else [])]) or "Nothing was measured."
+        where = " with --loaders 0" if memory.number("loaders") else ""
+        fits = f"All {number(largest)} training samples fit at once" if memory.text("limited_by") == "data" else ""
+        said.append(f"{fits or f'The largest worker batch that fits is {number(largest)}'}{where}.")
+    barrier = document.part("landscape", "line")
+    if barrier.is_object:
+        known = "of unknown height" if barrier.number("barrier") is None else number(barrier.number("barrier"))
+        said.append(f"The loss barrier between the runs is {known}.")
+    return " ".join([*said, *_sharpness_said(document)]) or "Nothing was measured."
+
+
+def _sharpness_said(document: Stored) -> list[str]:
+    first = [minimum.parts("full", "rows")[:1] for minimum in document.parts("sharpness")]
+    if not first:
+        return []
+    box = next((f" (ε {number(rows[0].number('epsilon'))})" for rows in first if rows), "")
+    return [f"Sharpness {listed([_rise(rows[0] if rows else Stored()) for rows in first])}{box}."]
 
 
 def _workers_said(document: Stored) -> list[str]:
-    """How many workers the critical batch stands for; a lower bound of it stands for at least so many."""
+    """How many workers the critical batch stands for; a bound of it stands for at least, or at most, that many."""
     critical, batch = document.part("critical_batch"), document.number("worker_batch")
-    value, low = critical.number("value"), critical.number("low")
-    known = low if value is None else value
+    bounds = {"": critical.number("value"), "at least ": critical.number("low"), "at most ": critical.number("high")}
+    bound, known = next(((word, amount) for word, amount in bounds.items() if amount), ("", None))
     if not known or not batch:
         return []
-    bound = "at least " if value is None else ""
     most = int(known // batch)
-    found = f"the critical batch by {critical.text('method')} is {bound}{number(known)}"
+    amount = number(known) if bound else rough(known)
+    found = f"the critical batch by {critical.text('method')} is {bound}{amount}{_beside(document)}"
     half = f"Up to {bound}{most:,} workers of {number(batch)} each sample is worth at least half: {found}."
     hardly = f"Hardly beyond one worker of {number(batch)}: {found}."
-    said = [half if most >= 2 or bound else hardly]
+    said = [half if most >= 2 or bound == "at least " else hardly]
     own = next(
         (row for row in document.parts("efficiency") if row.number("workers") == document.number("workers")), None
     )
-    worth = None if own is None else own.number("low" if bound else "worth")
-    if worth is not None:
-        said.append(f"At {count(document.number('workers'), 'worker')} it is worth {bound}{percent(worth)}.")
+    if own is not None:
+        said.append(f"At {count(document.number('workers'), 'worker')} it is worth {worth(own)}.")
     return said
+
+
+def _beside(document: Stored) -> str:
+    """What the trainings found, where the critical batch does not come from them."""
+    direct = document.part("verified", "critical_batch")
+    method = direct.text("method")
+    if not method or method == document.text("critical_batch", "method"):
+        return ""
+    return f" ({method}: {shown(direct)})" if bounded(direct) else f" (not bounded by the {method})"
+
+
+def worth(row: Stored) -> str:
+    """Of a sample; its bound where nothing else is known of the critical batch."""
+    if row.number("worth"):
+        return percent(row.number("worth"))
+    return f"at least {percent(row.number('low'))}" if row.number("low") else f"at most {percent(row.number('high'))}"
 
 
 def _facts(document: Stored) -> tuple[Fact, ...]:
     found = []
-    for name, key in (("noise scale", "noise_scale"), ("critical batch", "critical_batch")):
-        part = document.part(key)
-        if part.number("value") is not None:
-            ends = f"95 %: {number(part.number('low'))} to {number(part.number('high'))}"
-            found.append(Fact(name, f"{number(part.number('value'))} samples", ends))
-        elif part.number("low"):
-            found.append(Fact(name, f"at least {number(part.number('low'))} samples", "95 %"))
+    if document.part("noise_scale").is_object:
+        found.append(Fact("noise scale", f"{estimate(document.part('noise_scale'))} samples", "95 % interval"))
+    critical = document.part("critical_batch")
+    if critical.is_object:
+        found.append(Fact("critical batch", f"{shown(critical)} samples", f"by {critical.text('method')}"))
+    memory = document.part("memory")
     if document.number("largest_worker_batch") is not None:
-        by = document.text("memory", "limited_by")
-        found.append(Fact("largest worker batch", number(document.number("largest_worker_batch")), f"limited by {by}"))
+        by = f"limited by {memory.text('limited_by')}{', with --loaders 0' if memory.number('loaders') else ''}"
+        found.append(Fact("largest worker batch", number(document.number("largest_worker_batch")), by))
     if document.number("knee") is not None:
-        found.append(Fact("best throughput from", number(document.number("knee")), "worker batch"))
+        found.append(Fact("best throughput from", f"worker batch {number(document.number('knee'))}", _knee(document)))
     if document.number("mfu") is not None:
-        found.append(Fact("of the device's best", percent(document.number("mfu"))))
+        found.append(Fact("of the device's best", percent(document.number("mfu")), "of its fastest matrix product"))
     return tuple(found)
+
+
+def _knee(document: Stored) -> str:
+    """What noise leaves open of it, where that is more than one doubling."""
+    low, high = document.number("knee_interval", "low"), document.number("knee_interval", "high")
+    said = [span(low, high)] if low and high and high > 2 * low else []
+    rows = document.parts("training")
+    if rows and document.number("knee") == rows[-1].number("worker_batch"):
+        said.append("the largest tried")
+    return ", ".join(said)
 
 
 def noise_section(document: Stored) -> Section | None:
     """The noise scale at points of training, beside the critical batch."""
+    precise = document.part("preconditioned").is_object
     points, band, rows = [], [], []
     for stage in document.parts("stages"):
-        chosen = "preconditioned" if stage.part("preconditioned").is_object else "noise_scale"
-        step, found = stage.number("step"), stage.part(chosen)
+        plain, chosen = stage.part("noise_scale"), stage.part("preconditioned")
+        step, found = stage.number("step"), chosen if chosen.is_object else plain
         value, low, high = (found.number(name) for name in ("value", "low", "high"))
-        rows.append((stage.text("name"), number(step), interval(value, low, high), number(stage.number("samples"))))
+        cells = (estimate(plain), *((estimate(chosen) if chosen.is_object else "",) if precise else ()))
+        rows.append((stage.text("name"), number(step), *cells))
         if step is not None and value is not None:
             points.append((step, value))
             if low is not None and high is not None:
                 band.append((step, low, high))
+    if not rows:
+        return None
+    average = [estimate(document.part(name)) for name in ("plain", *(("preconditioned",) if precise else ()))]
+    rows.append(("average", "", *average))
     marks = [Mark("y", value, label) for label, value in _batches(document)]
     series = Series("noise scale", tuple(points), tuple(band), "both")
     axes = Axis("step of one worker"), Axis("samples", log=True)
     figure = line_chart("Noise scale over training", *axes, [series], marks)
-    if figure is None:
-        return None
-    columns = ("point of training", "step", "noise scale (95 %)", "samples used")
+    columns = ("", "step", "noise scale (95 %)", *(("preconditioned (95 %)",) if precise else ()))
+    table = Table(columns, tuple(rows), "Noise scale", own=len(rows) - 1)
     lead = "Its level says how large a global batch is worth it; bars are 95 % intervals."
-    return Section("Noise scale over training", (figure, Table(columns, tuple(rows), "Noise scale")), lead)
+    return Section("Noise scale over training", (*([] if figure is None else [figure]), table), lead)
 
 
 def _batches(document: Stored) -> list[tuple[str, float]]:
@@ -116,93 +173,6 @@ def _batches(document: Stored) -> list[tuple[str, float]]:
         "global batch": document.number("global_batch"),
     }
     return [(f"{name} {number(value)}", value) for name, value in named.items() if value is not None and value > 0]
-
-
-def critical_section(document: Stored) -> Section | None:
-    """Steps and samples to the same loss against the global batch: the two sides of a hyperbola."""
-    critical = document.part("critical_batch")
-    value, smallest = critical.number("value"), document.number("worker_batch")
-    agreement = document.text("verified", "agreement")
-    lines = [agreement[:1].upper() + agreement[1:] + "."] if agreement else []
-    if value is None or not smallest or value <= 0 or smallest <= 0:
-        return Section("The critical batch", tuple(lines)) if lines else None
-    law = document.part("verified", "law")
-    least = law.number("least_steps"), law.number("least_samples")
-    if least[0] and least[1] and critical.text("method") == "sweep":
-        blocks = _measured(document, value, least[0], least[1])
-        target = number(document.number("verified", "target_loss"))
-        lead = f"Steps and samples to a validation loss of {target}, and the law through them."
-    else:
-        blocks = _relative(critical, smallest)
-        lead = (
-            "By the law (S ÷ S_min − 1)(E ÷ E_min − 1) = 1 with this critical batch; areas are its 95 % interval. "
-            "scalewise measure --verify sweep checks it by training."
-        )
-    return Section("Steps and samples against the global batch", (*blocks, *lines), lead) if blocks else None
-
-
-def _places(low: float, high: float) -> list[float]:
-    ratio = high / low
-    return [low * ratio ** (index / (CURVE_POINTS - 1)) for index in range(CURVE_POINTS)]
-
-
-def _relative(critical: Stored, smallest: float) -> list[Block]:
-    """Multiples of the minima, with what the interval of the critical batch makes of them."""
-    value = critical.number("value") or 1.0
-    low, high = critical.number("low") or value, critical.number("high") or value
-    places = _places(max(1.0, value / 32), value * 32)
-    steps = Series(
-        "steps ÷ least steps",
-        tuple((batch, 1 + value / batch) for batch in places),
-        tuple((batch, 1 + low / batch, 1 + high / batch) for batch in places),
-    )
-    samples = Series(
-        "samples ÷ least samples",
-        tuple((batch, 1 + batch / value) for batch in places),
-        tuple((batch, 1 + batch / high, 1 + batch / low) for batch in places),
-    )
-    marks = [Mark("x", value, f"critical batch {number(value)}")]
-    axes = Axis("global batch", log=True), Axis("times the least", log=True)
-    first = line_chart("Steps and samples", *axes, [steps, samples], marks)
-    return [one for one in (first, _hyperbola(value, smallest, places)) if one is not None]
-
-
-def _hyperbola(critical: float, smallest: float, places: Sequence[float]) -> Figure | None:
-    """Samples against steps to the same loss, with some numbers of workers on it."""
-    counts = [one for one in (1, 2, 4, 8, 16, 32) if places[0] <= one * smallest <= places[-1]]
-    line, dots = (
-        tuple((1 + critical / batch, 1 + batch / critical) for batch in batches)
-        for batches in (places, [one * smallest for one in counts])
-    )
-    named = Series(f"{', '.join(map(str, counts))} workers of {number(smallest)}, from the right", dots, kind="dots")
-    axes = Axis("steps ÷ least steps", log=True), Axis("samples ÷ least samples", log=True)
-    return line_chart("The hyperbola", *axes, [Series("the same loss", line), named])
-
-
-def _measured(document: Stored, critical: float, least_steps: float, least_samples: float) -> list[Block]:
-    """Medians over seeds at each global batch, and the fitted law."""
-    rungs = [(rung.number("global_batch"), rung.number("median_steps")) for rung in document.parts("verified", "rungs")]
-    seen = [(batch, steps) for batch, steps in rungs if batch and steps]
-    if not seen:
-        return []
-    places = _places(min(batch for batch, _ in seen) / 1.5, max(batch for batch, _ in seen) * 1.5)
-    law = [(b, least_steps * (1 + critical / b)) for b in places]
-    marks = [Mark("x", critical, f"critical batch {number(critical)}")]
-    axis = Axis("global batch", log=True, ticks=tuple(batch for batch, _ in seen))
-    floor = Mark("y", least_steps, f"least steps {number(least_steps)}")
-    steps = [Series("law", tuple(law)), Series("measured", tuple(seen), kind="dots")]
-    first = line_chart("Steps to the loss", axis, Axis("steps", log=True), steps, [*marks, floor])
-    samples = [
-        Series("law", tuple((b, least_samples * (1 + b / critical)) for b in places)),
-        Series("measured", tuple((b, b * s) for b, s in seen), kind="dots"),
-    ]
-    second = line_chart("Samples to the loss", axis, Axis("samples", log=True), samples, marks)
-    pairs = [
-        Series("law", tuple((s, b * s) for b, s in law)),
-        Series("measured", tuple((s, b * s) for b, s in seen), kind="dots"),
-    ]
-    third = line_chart("The hyperbola", Axis("steps", log=True), Axis("samples", log=True), pairs)
-    return [one for one in (first, second, third) if one is not None]
 
 
 def efficiency_section(document: Stored) -> Section | None:
@@ -216,7 +186,7 @@ def efficiency_section(document: Stored) -> Section | None:
     gained = tuple((a, 1 / s) for a, s in steps if a and s)
     ticks = tuple(workers for workers, _ in points)
     axis = Axis("workers", log=True, ticks=ticks)
-    worth = line_chart(
+    valued = line_chart(
         "Worth of a sample", axis, Axis("of one in a very small batch", share=True, low=0.0, high=1.0),
         [Series("worth", points, band, "both"), Series("ideal", tuple((a, 1.0) for a in ticks))],
         [Mark("y", 0.5, "half")],
@@ -225,58 +195,60 @@ def efficiency_section(document: Stored) -> Section | None:
         "Fewer steps", axis, Axis("times fewer steps", log=True),
         [Series("by the critical batch", gained, kind="both"), Series("ideal", tuple((a, a) for a in ticks))],
     )  # fmt: skip
-    blocks: list[Block] = [one for one in (worth, fewer) if one is not None]
-    if not blocks:
+    blocks: list[Block] = [one for one in (valued, fewer) if one is not None]
+    if not rows:
         return None
+    own = next((place for place, (_, workers, _) in enumerate(known) if workers == document.number("workers")), None)
     cells = tuple(
         (
             number(row.number("workers")),
             number(row.number("global_batch")),
-            interval(row.number("worth"), row.number("low"), row.number("high"), percent),
-            _times(row.number("steps")),
-            _times(row.number("samples")),
+            interval(row.number("worth"), row.number("low"), row.number("high"), percent)
+            if row.number("worth")
+            else worth(row),
+            times(row.number("steps")),
+            times(row.number("samples")),
         )
         for row in rows
     )
-    blocks.append(Table(("workers", "global batch", "worth of a sample", "steps", "samples"), cells, "More workers"))
+    columns = ("workers", "global batch", "worth of a sample", "steps", "samples")
+    blocks.append(Table(columns, cells, "More workers", own=own))
     return Section("What more workers bring", tuple(blocks), "To the same loss, as multiples of what one worker needs.")
 
 
-def _times(ratio: float | None) -> str:
-    return number(None) if ratio is None else f"× {number(ratio)}"
-
-
-def branch_section(document: Stored) -> Section | None:
-    """The loss after branches with more and more workers."""
-    series = []
-    for stage in document.parts("verified", "stages"):
-        pairs = [(loss.number("workers"), loss.number("loss")) for loss in stage.parts("losses")]
-        points = tuple((a, b) for a, b in pairs if a and b is not None)
-        series.append(Series(f"{stage.text('name')}, step {number(stage.number('step'))}", points, kind="both"))
-    figure = line_chart("Loss after a branch", Axis("workers", log=True), Axis("loss"), series)
-    lead = (
-        "From a checkpoint, the same samples with more and more workers: where the loss rises, the batch is too large."
-    )
-    return None if figure is None else Section("Branches off checkpoints", (figure,), lead)
-
-
 def throughput_section(document: Stored) -> Section | None:
-    """Samples a second by worker batch."""
-    series = []
-    for name, key in (("training", "training"), ("inference", "inference")):
-        rows = [
+    """Samples a second by worker batch; in a terminal the largest ones."""
+    rows = {
+        key: [
             [row.number(one) for one in ("worker_batch", "samples_per_second", "low", "high")]
             for row in document.parts(key)
         ]
-        points = tuple((a, b) for a, b, _, _ in rows if a and b is not None)
-        band = tuple((a, low, high) for a, _, low, high in rows if a and low is not None and high is not None)
+        for key in ("training", "inference")
+    }
+    series = []
+    for name, found in rows.items():
+        points = tuple((a, b) for a, b, _, _ in found if a and b is not None)
+        band = tuple((a, low, high) for a, _, low, high in found if a and low is not None and high is not None)
         series.append(Series(name, points, band, "both"))
     knee = document.number("knee")
     marks = [Mark("x", knee, f"best from {number(knee)}")] if knee else []
     axes = Axis("worker batch", log=True), Axis("samples a second", log=True)
     figure = line_chart("Throughput of one worker", *axes, series, marks)
-    where = f"{document.text('device')}, {count(document.number('threads'), 'thread')}; bars are the range over rounds."
-    return None if figure is None else Section("How fast", (figure,), where)
+    title = f"Throughput of one worker, {document.text('device')}, {count(document.number('threads'), 'thread')}"
+    if figure is None:
+        return None
+    speeds, inferred = dict(series[0].points), dict(series[1].points)
+    best = max(speeds.values(), default=0.0) or 1.0
+    cells = tuple(
+        (number(batch), rough(speed), _speed(speed / best, batch >= (knee or 0)), rough(inferred.get(batch)))
+        for batch, speed in [*speeds.items()][-THROUGHPUT_LINES:]
+    )
+    table = Table(("worker batch", "samples/s", "", "inference"), cells, "Throughput")
+    return Section(title, (figure, Only("terminal", table)), "Bars are the range over rounds.")
+
+
+def _speed(share: float, fast: bool) -> Meter:
+    return Meter(((share, 0 if fast else 4),))
 
 
 def memory_section(document: Stored) -> Section | None:
@@ -300,44 +272,141 @@ def memory_section(document: Stored) -> Section | None:
     table = Table(("part", "bytes"), tuple((name, size(amount)) for name, amount in known), "Memory by part")
     keys = [Key(name, order % 8, "fill") for order, (name, _) in enumerate(known)]
     figure = bars("Memory by part", Axis("MB"), rows, table, keys)
-    batch, budget = number(memory.number("largest_worker_batch")), size(memory.number("budget_bytes"))
-    lead = f"At worker batch {batch}; the budget is {budget} ({memory.text('budget_source')})."
+    shared = ""
+    if (memory.number("processes") or 1) > 1:
+        shared = f", for each of {count(memory.number('processes'), 'process', 'processes')}"
+    budget = f"{size(memory.number('process_bytes'))}{shared} ({memory.text('budget_source')})"
+    predicted = memory.number("predicted_peak_bytes")
+    peaks = [(predicted, "predicted"), (peak, "measured")]
+    told = [f"{size(amount + baseline)} {word}" for amount, word in peaks if amount is not None]
+    blocks: list[Block] = [] if figure is None else [figure]
+    named = [f"{name} {size(amount)}" for name, amount in known[1:]]
+    blocks.append(Only("terminal", f"{size(baseline)} before training, {', '.join(named)}"))
+    blocks.append(f"Peak {', '.join(told)}, of {budget}.")
     if memory.number("loaders"):
-        lead += (
-            f" With --loaders 0: {count(memory.number('loaders'), 'loader process', 'loader processes')} come on top."
+        loaders = count(memory.number("loaders"), "loader process", "loader processes")
+        blocks.append(
+            f"With --loaders 0: the {loaders} that training has by default come on top, with what they read ahead."
         )
-    return None if figure is None else Section("Memory", (figure,), lead)
+    return Section(f"Memory at worker batch {number(memory.number('largest_worker_batch'))}", tuple(blocks))
 
 
-def how_section(document: Stored) -> Section | None:
-    """How long each part of the measurement took."""
-    rows = tuple((name, seconds(value.number())) for name, value in document.part("seconds").items())
-    return Section("What it took", (Table(("part", "time"), rows, "Time by part"),), folded=True) if rows else None
-
-
-def sharpness_section(document: Stored) -> Section | None:
-    """How far the loss rises around each minimum."""
-    rows = []
-    for minimum in document.parts("sharpness"):
-        for space in ("full", "subspace"):
-            part = minimum.part(space)
-            label = "all weights" if space == "full" else f"{number(part.number('subspace'))} random dimensions"
-            for row in part.parts("rows"):
-                values = (row.number("epsilon"), row.number("value"), row.number("largest_loss"), part.number("loss"))
-                rows.append((minimum.text("run"), label, *map(number, values)))
-    columns = ("run", "in", "ε", "sharpness (%)", "largest loss", "loss")
-    table = Table(columns, tuple(rows), "Sharpness", frozenset({1}))
-    return Section("How sharp the minimum is", (table,)) if rows else None
+def layers_section(document: Stored) -> Section | None:
+    """The noise scale of each parameter; the noisiest where there are many."""
+    layers = [(layer.text("name"), layer.part("noise_scale")) for layer in document.parts("layers")]
+    layers.sort(key=lambda layer: -(layer[1].number("value") or math.inf))
+    rows = tuple((name, estimate(found)) for name, found in layers[:LAYER_LINES])
+    kind = ", of plain gradients" if document.part("preconditioned").is_object else ""
+    most = f", the {LAYER_LINES} largest of {len(layers)}" if len(layers) > LAYER_LINES else ""
+    table = Table(("parameter", "noise scale (95 %)"), rows, "Noise scale by layer")
+    return Section(f"Noise scale by layer{kind}{most}", (table,)) if rows else None
 
 
 def between_section(document: Stored) -> Section | None:
     """The loss on the line through two runs' weights."""
-    line = document.part("landscape", "line")
-    series = []
+    line, plane = document.part("landscape", "line"), document.part("landscape", "plane")
+    places = [row.number("alpha") for row in line.parts("rows")]
+    series, rows = [], []
     for part in ("train", "test"):
-        pairs = [(row.number("alpha"), row.number(part, "loss")) for row in line.parts("rows")]
+        losses = [row.number(part, "loss") for row in line.parts("rows")]
+        pairs = zip(places, losses, strict=True)
         series.append(Series(part, tuple((a, b) for a, b in pairs if a is not None and b is not None)))
+        rows.append((f"{part} loss", Sparkline(tuple(losses), log=True), _range(losses)))
     marks = [Mark("x", 0.0, "first run"), Mark("x", 1.0, "second run")]
     figure = line_chart("Loss between two runs", Axis("place on the line"), Axis("loss"), series, marks)
-    lead = f"Barrier {number(line.number('barrier'))}, over {count(line.number('samples'), 'sample')}."
-    return None if figure is None else Section("Between two minima", (figure,), lead)
+    if not places:
+        return None
+    known = "not known" if line.number("barrier") is None else number(line.number("barrier"))
+    lines = [f"Distance {number(line.number('distance'))}, barrier {known} (0: they lie in one basin)."]
+    if plane.is_object:
+        third = "a random direction" if plane.text("direction") == "random" else "the third run"
+        found = [row.number("train", "loss") for row in plane.parts("rows")]
+        lines.append(f"Plane with {third}: {count(len(found), 'point')}, loss {_range(found)}.")
+    title = signed(f"Between the two runs, from {number(places[0])} to {number(places[-1])}")
+    table = Only("terminal", Table(("", "", ""), tuple(rows), "Loss along the line"))
+    return Section(title, (*([] if figure is None else [figure]), table, *lines))
+
+
+def _range(losses: Sequence[float | None]) -> str:
+    finite = [loss for loss in losses if loss is not None]
+    return span(min(finite), max(finite)) if finite else "nowhere finite"
+
+
+def sharpness_section(document: Stored) -> Section | None:
+    """How far the loss rises around each run's weights."""
+    minima = document.parts("sharpness")
+    boxes = next((found for one in minima if (found := one.parts("full", "rows"))), [])
+    epsilons = [number(row.number("epsilon")) for row in boxes]
+    columns = [f"{space} ε {epsilon}" for space in ("all weights", "subspace") for epsilon in epsilons]
+    rows = tuple(
+        (minimum.text("run"), number(minimum.number("full", "loss")), *_rises(minimum, len(epsilons)))
+        for minimum in minima
+    )
+    title = "Sharpness: the loss rises by so many percent of 1 + loss"
+    table = Table(("run", "loss", *(columns or ["sharpness"])), rows, "Sharpness")
+    return Section(title, (table,)) if rows else None
+
+
+def _rises(minimum: Stored, boxes: int) -> list[str]:
+    """At every size of the box, in both spaces."""
+    found = [_rise(row) for space in ("full", "subspace") for row in minimum.parts(space, "rows")]
+    return found or [_rise(Stored()), *[""] * max(0, 2 * boxes - 1)]
+
+
+def _rise(row: Stored) -> str:
+    return "undefined" if row.number("value") is None else f"{row.number('value'):.3g} %"
+
+
+def _notes(document: Stored) -> list[str]:
+    """What was done for it, and how long that took."""
+    how = {
+        "memory": _how_memory(document.part("memory")),
+        "throughput": _how_throughput(document),
+        "noise": _how_noise(document),
+        "verify": _how_verified(document.part("verified")),
+        "landscape": f"{count(document.number('landscape', 'line', 'samples'), 'sample')}, "
+        "batch norm recomputed at each point",
+        "sharpness": _how_sharpness(document.parts("sharpness")),
+    }
+    return [
+        ": ".join(part for part in (f"{name} {seconds(taken.number())}", how.get(name, "")) if part)
+        for name, taken in document.part("seconds").items()
+    ]
+
+
+def _how_memory(memory: Stored) -> str:
+    tried = count(len(memory.parts("trials")), "worker batch", "worker batches")
+    processes = memory.number("processes") or 1
+    of = "a process of its own" if processes == 1 else f"{number(processes)} processes"
+    return f"predicted from a trace, then {tried} really trained in {of}"
+
+
+def _how_throughput(document: Stored) -> str:
+    rounds = next((row.number("rounds") for row in document.parts("training")), None)
+    return f"median of {count(rounds, 'round')}; {number(document.number('flops_per_sample'))} FLOPs a sample"
+
+
+def _how_noise(document: Stored) -> str:
+    looked = sum(stage.number("samples") or 0 for stage in document.parts("stages"))
+    precise = document.part("preconditioned").is_object
+    kind = "preconditioned as the optimizer does" if precise else "plain gradients"
+    groups = f"gradients of {count(looked, 'sample')} in groups of {number(document.number('group_samples'))}"
+    return f"{count(document.number('steps'), 'step')} of one worker; {groups}, {kind}"
+
+
+def _how_verified(verified: Stored) -> str:
+    counts = [len(rung.parts("steps")) for rung in verified.parts("rungs")] or [int(verified.number("seeds") or 0)]
+    fewest, most = min(counts), max(counts)
+    return f"trained at each global batch, {'' if fewest == most else f'{fewest} to '}{count(most, 'seed')}"
+
+
+def _how_sharpness(minima: Sequence[Stored]) -> str:
+    if not minima:
+        return ""
+    full = minima[0].part("full")
+    undefined = not all(minimum.parts("full", "rows") for minimum in minima)
+    return (
+        f"L-BFGS-B, {count(full.number('iterations'), 'iteration')} from each of 2 starts, "
+        f"{count(full.number('samples'), 'sample')}, batch-norm statistics of the weights"
+        f"{'; undefined where 1 + loss is not above 0' if undefined else ''}"
+    )

@@ -11,7 +11,19 @@ from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
 from scalewise.present.stories.doctor import findings_section
 from scalewise.present.story import Block, Cell, Fact, Figure, Section, Story, Switch, Table
-from scalewise.present.words import SHARES, count, interval, metric, number, percent, seconds, spelled
+from scalewise.present.words import (
+    NOTHING,
+    SHARES,
+    count,
+    interval,
+    metric,
+    metrics,
+    number,
+    percent,
+    rough,
+    seconds,
+    spelled,
+)
 
 MOST_POINTS = 240
 DERIVED = ("derived", "value", "because")
@@ -33,7 +45,7 @@ def training_story(runs: Sequence[Run], inside: Path | None) -> Story:
         name=", ".join(run.name for run in runs),
         question=question,
         answer=answer,
-        facts=facts(runs[0]) if len(runs) == 1 else (),
+        facts=facts(runs[0].document) if len(runs) == 1 else (),
         sections=tuple(section for section in sections if section is not None),
         problems=tuple(f"{run.name}: {problem}" for run in runs for problem in run.problems),
     )
@@ -94,35 +106,74 @@ def several_runs(runs: Sequence[Run]) -> tuple[str, str]:
 
 
 def _worth(run: Run) -> str:
+    from scalewise.stats.critical_batch import efficiency
+
     noise, batch = run.document.number("noise_scale", "value"), run.document.number("global_batch")
     if not noise or not batch or noise <= 0:
         return ""
     return (
-        f"The noise scale of {number(noise)} samples says that each sample of a global batch of {number(batch)} is "
-        f"worth {percent(1 / (1 + batch / noise))} of one in a very small one."
+        f"The noise scale of {rough(noise)} samples says that each sample of a global batch of {number(batch)} is "
+        f"worth {percent(efficiency(batch, noise))} of one in a very small one."
     )
 
 
-def facts(run: Run) -> tuple[Fact, ...]:
+def result_story(document: Stored, input_share: float = 0.0) -> Story:
+    """The story of a training that has just ended; `input_share` of the steps' time was spent waiting for samples."""
+    recipe = Stored({"task": document.text("task"), "recipe": {"workers": document.number("workers")}})
+    question, answer = one_run([Run("", Path(), "train", document, recipe)])
+    return Story(question, answer, facts(document, input_share))
+
+
+def facts(result: Stored, input_share: float = 0.0) -> tuple[Fact, ...]:
     """What to read at a glance."""
-    result, recipe = run.document, run.recipe.part("recipe")
-    name = main_metric(run)
-    workers, batch = recipe.number("workers"), recipe.number("worker_batch")
-    product = "" if workers is None or batch is None else f"global batch {number(workers * batch)}"
+    if not result.is_object:
+        return ()
+    spread = f"{number(result.number('workers'))} × {number(result.number('worker_batch'))}"
+    processes = count(result.number("processes"), "process", "processes")
+    place = f"on {processes}, {count(result.number('threads'), 'thread')} each"
+    waited = f", {percent(input_share)} of a step waiting for samples" if input_share >= 0.01 else ""
+    trained = f"{number(result.number('epochs'))} epochs, {number(result.number('samples'))} samples"
     found = [
-        Fact(f"test {spelled(name)}", metric(name, result.number("test", name))),
-        Fact("workers", f"{number(workers)} × {number(batch)}", product),
-        Fact("steps", number(result.number("steps")), f"{number(result.number('samples'))} samples"),
-        Fact("time", seconds(result.number("seconds")), f"{number(result.number('samples_per_second'))} samples/s"),
+        Fact("workers", spread, f"global batch {number(result.number('global_batch'))}, {place}"),
+        Fact("optimizer", result.text("optimizer"), f"peak LR {number(result.number('lr', 'peak'))}"),
+        Fact("steps", number(result.number("steps")), trained),
+        Fact(
+            "time",
+            seconds(result.number("seconds")),
+            f"{number(result.number('samples_per_second'))} samples/s{waited}",
+        ),
+        *(_measured(result, part) for part in ("train", "validation", "test") if result.part(part).items()),
+        noise_fact(result.part("noise_scale")),
     ]
-    noise = result.part("noise_scale")
-    if noise.number("value") is not None:
-        ends = f"95 %: {number(noise.number('low'))} to {number(noise.number('high'))}"
-        found.append(Fact("noise scale", f"{number(noise.number('value'))} samples", ends))
     if result.flag("exact") is not None:
-        exact = "exact" if result.flag("exact") else "not exact"
-        found.append(Fact("weights", result.text("weights_sha256")[:8], exact))
-    return tuple(found) if result.is_object else ()
+        exact = "exact: the same" if result.flag("exact") else "not exact: close, not the same"
+        sha256 = f"{result.text('weights_sha256')[:16]}…"
+        found.append(Fact("weights", sha256, f"sha256; {exact} on any number of processes"))
+    return (*found, Fact("run", result.text("run"), place="terminal")) if result.text("run") else tuple(found)
+
+
+def _measured(result: Stored, part: str) -> Fact:
+    """The metric that counts on a part of the data, and the others."""
+    values = {name: value.number() for name, value in result.part(part).items()}
+    name = next((name for name in values if name != "loss"), "loss")
+    others = metrics({other: value for other, value in values.items() if other != name})
+    return Fact(f"{part} {spelled(name)}", metric(name, values[name]), others, "good" if part == "test" else "plain")
+
+
+def noise_fact(noise: Stored) -> Fact:
+    """The noise scale with its interval, or what to do to get one."""
+    if not noise.is_object:
+        return Fact("noise scale", "not measured", "it needs two or more workers, or --micro-batch")
+    if noise.number("value") is None:
+        return Fact("noise scale", "not known yet", "the gradient is not separated from its noise: train more steps")
+    verdict = "95 % interval" if noise.flag("enough") else "95 % interval; not enough steps for a firm value"
+    return Fact("noise scale", f"{estimate(noise)} samples", verdict)
+
+
+def estimate(part: Stored) -> str:
+    """A noise scale with its interval."""
+    value, low, high = (part.number(name) for name in ("value", "low", "high"))
+    return f"{rough(value)} (no interval)" if value is not None and low is None else interval(value, low, high, rough)
 
 
 def runs_section(runs: Sequence[Run]) -> Section:
@@ -138,7 +189,7 @@ def _run_row(run: Run, name: str) -> tuple[str | Cell, ...]:
     result, recipe = run.document, run.recipe.part("recipe")
     workers, batch = recipe.number("workers"), recipe.number("worker_batch")
     noise = result.part("noise_scale")
-    known = interval(noise.number("value"), noise.number("low"), noise.number("high")) if noise.is_object else "–"
+    known = estimate(noise) if noise.is_object else NOTHING
     return (
         run.name,
         number(workers),
