@@ -47,7 +47,7 @@ class Probes:
         assert isinstance(strategy, DataParallel)
         self._training, self._strategy, self._recorder = training, strategy, recorder
         self.layers = Layers(strategy.model.call, recorder, training.recipe.compile)
-        self.wire = Wire(recorder)
+        self.collectives = Collectives(recorder)
         feed = strategy.feed
         feed._samples = TimedSamples(feed._samples, recorder, folder)
         loads = not feed._samples.in_memory and feed._loaders > 0
@@ -58,7 +58,7 @@ class Probes:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """The context in which everything is recorded."""
-        with ExitStack() as stack, self.wire.tapped():
+        with ExitStack() as stack, self.collectives.recorded():
             self._recorder.on = True
             stack.callback(setattr, self._recorder, "on", False)
             self.layers.install()
@@ -197,7 +197,7 @@ class _Watched:
         return getattr(self._work, name)
 
 
-class Wire:
+class Collectives:
     """The operations of this process."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -211,7 +211,7 @@ class Wire:
         return ended
 
     @contextmanager
-    def tapped(self) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         """The context in which every operation of torch.distributed is recorded."""
         names = [name for name in (*COLLECTIVES, *BETWEEN_TWO) if hasattr(dist, name)]
         before = {name: getattr(dist, name) for name in names}

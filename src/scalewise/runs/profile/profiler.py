@@ -32,7 +32,7 @@ from scalewise.records import save_document, write_atomically
 from scalewise.runs.processes import Progress, answer, ask, origin_of
 from scalewise.runs.profile import times
 from scalewise.runs.profile.result import LoaderRow, Overhead, ProcessRow, Profile, Setting
-from scalewise.runs.profile.session import Notes, Times, observe, usage
+from scalewise.runs.profile.session import Recording, Times, observe, usage
 from scalewise.runs.profile.times import trace
 from scalewise.runs.profile.verdict import verdict
 from scalewise.runs.request import Notify, Settings, compilable, load_subject, silent
@@ -155,19 +155,19 @@ def profiled(task: Task, recipe: Recipe, placement: Placement, steps: int | None
     """Profile on every process of the job; the answer is on the first. The length of the training is not used."""
     endless = recipe.replace(steps=MOST_STEPS, patience=None, target=None)
     with Training(task, endless, placement) as training:
-        notes = yield from observe(training, steps)
-        everybody = _gathered(training, notes)
+        recording = yield from observe(training, steps)
+        recordings = _gathered(training, recording)
         if not training.team.leads:
             return None
-        return Outcome(_profile(_setting(training), everybody), trace(everybody))
+        return Outcome(_profile(_setting(training), recordings), trace(recordings))
 
 
-def _gathered(training: Training, notes: Notes) -> list[Notes]:
-    """The notes of every process, on the first."""
+def _gathered(training: Training, recording: Recording) -> list[Recording]:
+    """The recording of every process, on the first."""
     if training.team.size == 1:
-        return [notes]
+        return [recording]
     places: list[Any] = [None] * training.team.size
-    dist.gather_object(notes, places if training.team.leads else None, 0)
+    dist.gather_object(recording, places if training.team.leads else None, 0)
     return places
 
 
@@ -194,18 +194,18 @@ def _setting(training: Training) -> Setting:
     )
 
 
-def _profile(setting: Setting, everybody: Sequence[Notes]) -> Profile:
-    chosen = times.middle_steps(times.mean_walls(everybody))
-    rows = tuple(_process_row(notes, chosen) for notes in everybody)
+def _profile(setting: Setting, recordings: Sequence[Recording]) -> Profile:
+    chosen = times.middle_steps(times.mean_walls(recordings))
+    rows = tuple(_process_row(recording, chosen) for recording in recordings)
     wall = statistics.fmean(row.step_seconds for row in rows)
     phases = times.mean_phases([row.phases for row in rows], wall)
-    steps = [step for notes in everybody for step in notes.steps if step.number in set(chosen)]
-    layers = times.layer_rows(steps, everybody[0].kinds, wall)
-    timeline, flights = times.drawn_step(everybody, chosen)
+    steps = [step for recording in recordings for step in recording.steps if step.number in set(chosen)]
+    layers = times.layer_rows(steps, recordings[0].kinds, wall)
+    timeline, flights = times.drawn_step(recordings, chosen)
     bottleneck, advice = verdict(setting, wall, phases, layers, rows)
     return Profile(
         setting=setting,
-        steps=len(everybody[0].steps),
+        steps=len(recordings[0].steps),
         step_seconds=wall,
         phases=phases,
         layers=layers,
@@ -213,39 +213,39 @@ def _profile(setting: Setting, everybody: Sequence[Notes]) -> Profile:
         by_process=rows,
         timeline=timeline,
         flights=flights,
-        overhead=_overhead(everybody),
+        overhead=_overhead(recordings),
         bottleneck=bottleneck,
         advice=advice,
     )
 
 
-def _process_row(notes: Notes, chosen: Sequence[int]) -> ProcessRow:
-    steps = [step for step in notes.steps if step.number in set(chosen)]
-    wall, phases = times.phase_rows(steps, times.beside_steps(notes))
+def _process_row(recording: Recording, chosen: Sequence[int]) -> ProcessRow:
+    steps = [step for step in recording.steps if step.number in set(chosen)]
+    wall, phases = times.phase_rows(steps, times.beside_steps(recording))
     return ProcessRow(
-        process=notes.process,
+        process=recording.process,
         step_seconds=wall,
         phases=phases,
         communication=times.communication(steps),
-        usage=usage(notes.looks),
-        loaders=tuple(_loader_rows(notes)),
+        usage=usage(recording.usage_samples),
+        loaders=tuple(_loader_rows(recording)),
     )
 
 
-def _loader_rows(notes: Notes) -> list[LoaderRow]:
-    looked = sum(stop - start for start, stop in notes.stretches)
+def _loader_rows(recording: Recording) -> list[LoaderRow]:
+    total = sum(stop - start for start, stop in recording.intervals)
     return [
         LoaderRow(
             loader.number,
-            sum(piece.seconds for start, stop in notes.stretches for piece in loader.between(start, stop)) / looked,
+            sum(piece.seconds for start, stop in recording.intervals for piece in loader.between(start, stop)) / total,
         )
-        for loader in notes.loaders
+        for loader in recording.loaders
     ]
 
 
-def _overhead(everybody: Sequence[Notes]) -> Overhead:
+def _overhead(recordings: Sequence[Recording]) -> Overhead:
     """Rounds of the first process: the others take the same steps."""
-    rounds = [*zip(everybody[0].profiled, everybody[0].plain, strict=True)]
+    rounds = [*zip(recordings[0].profiled, recordings[0].plain, strict=True)]
     wall = [(_median(profiled, 0), _median(plain, 0)) for profiled, plain in rounds]
     processor = [(_median(profiled, 1), _median(plain, 1)) for profiled, plain in rounds]
     ratios = [profiled / plain - 1 for profiled, plain in wall]

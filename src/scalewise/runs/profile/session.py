@@ -35,7 +35,7 @@ TOTAL_SECONDS = 20.0  # fewer rounds where they would take longer
 
 
 @dataclass(frozen=True)
-class StepNotes:
+class StepRecording:
     """One step: its number, begin and end, the processor time of this process, and what each thread recorded."""
 
     number: int
@@ -52,25 +52,25 @@ class StepNotes:
 
 
 @dataclass(frozen=True)
-class Notes:
+class Recording:
     """Everything that one process recorded.
 
     profiled, plain: wall and processor seconds of the steps of each round, with the profiler and without.
-    stretches, looks: from when to when each round with the profiler went, and what the machine did in it.
+    intervals, usage_samples: from when to when each round with the profiler went, and what the machine did in it.
     """
 
     process: int
     host: str
-    steps: list[StepNotes] = field(default_factory=list)
+    steps: list[StepRecording] = field(default_factory=list)
     profiled: list[Times] = field(default_factory=list)
     plain: list[Times] = field(default_factory=list)
-    stretches: list[tuple[float, float]] = field(default_factory=list)
+    intervals: list[tuple[float, float]] = field(default_factory=list)
     loaders: list[Loader] = field(default_factory=list)
-    looks: list[list[Look]] = field(default_factory=list)
+    usage_samples: list[list[UsageSample]] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
 
 
-def observe(training: Training, steps: int | None) -> Generator[str, None, Notes]:
+def observe(training: Training, steps: int | None) -> Generator[str, None, Recording]:
     """Train some steps and note them.
 
     Arguments:
@@ -81,10 +81,10 @@ def observe(training: Training, steps: int | None) -> Generator[str, None, Notes
     with tempfile.TemporaryDirectory(prefix="scalewise-") as folder:
         recorder = Recorder(device_clock(device, time.perf_counter))
         probes = Probes(training, recorder, Path(folder))
-        notes = Notes(training.team.rank, platform.node(), kinds=probes.layers.kinds())
-        walk = _Walk(training, recorder, probes)
+        recording = Recording(training.team.rank, platform.node(), kinds=probes.layers.kinds())
+        stepper = _Stepper(training, recorder, probes)
         with probes.installed():  # and loader processes begin with the recorder on
-            warm = [walk.step().seconds for _ in range(WARM_UP_STEPS + probes.batches_ahead)]
+            warm = [stepper.step().seconds for _ in range(WARM_UP_STEPS + probes.batches_ahead)]
         step_seconds = statistics.median(warm[-WARM_UP_STEPS:])
         rounds, count = _agreed(training, *_plan(step_seconds, steps))
         expected = 2 * rounds * count * step_seconds
@@ -92,10 +92,10 @@ def observe(training: Training, steps: int | None) -> Generator[str, None, Notes
         for number in range(rounds):
             kinds = (_plain_round, _profiled_round)
             for kind in kinds if number % 2 else reversed(kinds):  # none is always first
-                kind(walk, notes, count)
+                kind(stepper, recording, count)
         training.strategy.feed.close()
-        notes.loaders.extend(read_loaders(Path(folder)))
-    return notes
+        recording.loaders.extend(read_loaders(Path(folder)))
+    return recording
 
 
 def _plan(step_seconds: float, steps: int | None) -> tuple[int, int]:
@@ -116,7 +116,7 @@ def _agreed(training: Training, *numbers: int) -> list[int]:
     return agreed
 
 
-class _Walk:
+class _Stepper:
     """Step after step of a training."""
 
     def __init__(self, training: Training, recorder: Recorder, probes: Probes) -> None:
@@ -124,7 +124,7 @@ class _Walk:
         self._recorder = recorder
         self._records: Iterator[Record] = training.records()
 
-    def step(self) -> StepNotes:
+    def step(self) -> StepRecording:
         """The next step; what happens between steps, as at an epoch's end, is left out."""
         progress = self.training.progress
         while True:
@@ -133,33 +133,35 @@ class _Walk:
             record = next(self._records)
             stop, used = self._recorder.clock(), time.process_time() - processor
             if isinstance(record, Step) and progress.step == before + 1:  # the first record covers two steps
-                return StepNotes(progress.step, start, stop, used, self._recorder.take(), self.probes.wire.take())
+                return StepRecording(
+                    progress.step, start, stop, used, self._recorder.take(), self.probes.collectives.take()
+                )
 
 
-def _plain_round(walk: _Walk, notes: Notes, count: int) -> None:
-    notes.plain.append(_times([walk.step() for _ in range(count)]))
+def _plain_round(stepper: _Stepper, recording: Recording, count: int) -> None:
+    recording.plain.append(_times([stepper.step() for _ in range(count)]))
 
 
-def _profiled_round(walk: _Walk, notes: Notes, count: int) -> None:
-    with walk.probes.installed(), looking(walk.training.team.device) as looks:
+def _profiled_round(stepper: _Stepper, recording: Recording, count: int) -> None:
+    with stepper.probes.installed(), sampling(stepper.training.team.device) as usage_samples:
         began = time.perf_counter()
-        steps = [walk.step() for _ in range(count)]
-        notes.stretches.append((began, time.perf_counter()))
-    notes.steps.extend(steps)
-    notes.looks.append(looks)
-    notes.profiled.append(_times(steps))
+        steps = [stepper.step() for _ in range(count)]
+        recording.intervals.append((began, time.perf_counter()))
+    recording.steps.extend(steps)
+    recording.usage_samples.append(usage_samples)
+    recording.profiled.append(_times(steps))
 
 
-def _times(steps: list[StepNotes]) -> Times:
+def _times(steps: list[StepRecording]) -> Times:
     return [(step.seconds, step.processor_seconds) for step in steps]
 
 
-LOOK_SECONDS = 0.1
+SAMPLING_SECONDS = 0.1
 SCHEDULER = Path("/proc/self/schedstat")
 
 
 @dataclass(frozen=True)
-class Look:
+class UsageSample:
     """What was seen at one moment.
 
     processor_seconds: of all threads of this process since it began.
@@ -176,11 +178,11 @@ class Look:
     gpu_share: float | None
 
 
-def look(device: torch.device) -> Look:
+def sample(device: torch.device) -> UsageSample:
     """Sample the process and its device now."""
     on_device = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
     own = held().own if STATUS.is_file() else 0
-    return Look(time.perf_counter(), time.process_time(), _queued(), own, on_device, _gpu_share(device))
+    return UsageSample(time.perf_counter(), time.process_time(), _queued(), own, on_device, _gpu_share(device))
 
 
 def _queued() -> float:
@@ -198,44 +200,44 @@ def _gpu_share(device: torch.device) -> float | None:
 
 
 @contextmanager
-def looking(device: torch.device) -> Iterator[list[Look]]:
+def sampling(device: torch.device) -> Iterator[list[UsageSample]]:
     """The context in which a thread adds what it sees to the list, which begins and ends with the context."""
     ended = threading.Event()
-    looks = [look(device)]
+    usage_samples = [sample(device)]
 
-    def keep_looking() -> None:
-        while not ended.wait(LOOK_SECONDS):
-            looks.append(look(device))
+    def keep_sampling() -> None:
+        while not ended.wait(SAMPLING_SECONDS):
+            usage_samples.append(sample(device))
 
-    thread = threading.Thread(target=keep_looking, daemon=True)
+    thread = threading.Thread(target=keep_sampling, daemon=True)
     thread.start()
     try:
-        yield looks
+        yield usage_samples
     finally:
         ended.set()
         thread.join()
-        looks.append(look(device))
+        usage_samples.append(sample(device))
 
 
 MOST_POINTS = 200
-Rounds = Sequence[Sequence[Look]]
+Rounds = Sequence[Sequence[UsageSample]]
 
 
 def usage(rounds: Rounds) -> Usage:
     """The use of the machine in some rounds of steps."""
-    looks = [look for one in rounds for look in one]
-    on_device = [look.device_bytes for look in looks if look.device_bytes is not None]
-    shares = [look.gpu_share for look in looks if look.gpu_share is not None]
+    usage_samples = [sample for one in rounds for sample in one]
+    on_device = [sample.device_bytes for sample in usage_samples if sample.device_bytes is not None]
+    shares = [sample.gpu_share for sample in usage_samples if sample.gpu_share is not None]
     used = sum(one[-1].processor_seconds - one[0].processor_seconds for one in rounds)
     passed = sum(one[-1].seconds - one[0].seconds for one in rounds)
-    begin = looks[0].seconds
+    begin = usage_samples[0].seconds
     queued = [one[-1].queued_seconds - one[0].queued_seconds for one in rounds]
-    memory = [Point(look.seconds - begin, look.device_bytes or look.memory_bytes) for look in looks]
+    memory = [Point(sample.seconds - begin, sample.device_bytes or sample.memory_bytes) for sample in usage_samples]
     return Usage(
         processor_share=used / passed,
         queued_share=sum(queued) / passed,
         device_share=statistics.fmean(shares) if shares else None,
-        memory_bytes=max(look.memory_bytes for look in looks),
+        memory_bytes=max(sample.memory_bytes for sample in usage_samples),
         device_bytes=max(on_device) if on_device else None,
         processor_over_time=_thinned([*_processor_shares(rounds, begin)]),
         memory_over_time=_thinned(memory),
@@ -243,7 +245,7 @@ def usage(rounds: Rounds) -> Usage:
 
 
 def _processor_shares(rounds: Rounds, begin: float) -> Iterator[Point]:
-    """Processor time ÷ wall time from look to look."""
+    """Processor time ÷ wall time from sample to sample."""
     for one in rounds:
         for before, after in itertools.pairwise(one):
             passed = after.seconds - before.seconds

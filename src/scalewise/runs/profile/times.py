@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from scalewise.runs.profile.result import OTHER, PHASES, Communication, InFlight, LayerRow, PhaseRow, Piece
-from scalewise.runs.profile.session import Notes, StepNotes
+from scalewise.runs.profile.session import Recording, StepRecording
 from scalewise.runs.profile.spans import Label, Segment, segments, spans
 
 Seconds = defaultdict[str, float]  # by phase
@@ -28,24 +28,24 @@ def middle_steps(walls: dict[int, float]) -> list[int]:
     return sorted(ordered[cut : len(ordered) - cut])
 
 
-def mean_walls(processes: Sequence[Notes]) -> dict[int, float]:
+def mean_walls(processes: Sequence[Recording]) -> dict[int, float]:
     """The seconds of every step, over processes."""
-    by_step = zip(*(notes.steps for notes in processes), strict=True)
+    by_step = zip(*(recording.steps for recording in processes), strict=True)
     return {same[0].number: statistics.fmean(step.seconds for step in same) for same in by_step}
 
 
-def within(step: StepNotes) -> list[Segment]:
+def within(step: StepRecording) -> list[Segment]:
     """What the step did itself, in order: its own thread, or those that took turns in its stead."""
     found = [piece for lane in step.lanes if lane.kind != "beside" for piece in segments(lane.events)]
     return sorted((piece for piece in found if not piece.label.hidden), key=lambda piece: piece.start)
 
 
-def hidden_seconds(step: StepNotes) -> float:
+def hidden_seconds(step: StepRecording) -> float:
     """What the profiler took for itself on the step's own thread."""
     return sum(piece.seconds for lane in step.lanes[:1] for piece in segments(lane.events) if piece.label.hidden)
 
 
-def phase_rows(steps: Sequence[StepNotes], beside: Seconds) -> tuple[float, tuple[PhaseRow, ...]]:
+def phase_rows(steps: Sequence[StepRecording], beside: Seconds) -> tuple[float, tuple[PhaseRow, ...]]:
     """The wall time of an average step without the profiler's own, and its phases.
 
     Arguments:
@@ -71,25 +71,25 @@ def phase_rows(steps: Sequence[StepNotes], beside: Seconds) -> tuple[float, tupl
     )
 
 
-def beside_steps(notes: Notes) -> Seconds:
+def beside_steps(recording: Recording) -> Seconds:
     """Seconds per step that were worked beside the steps, by phase: in loader processes and reading threads.
 
     Loaders read ahead, so what they do during a step may be for a later one: the average batch counts, as often as a
     step asks for one.
     """
     found: Seconds = defaultdict(float)
-    asked = statistics.fmean(_batches_of(step) for step in notes.steps)
-    batches = [batch for loader in notes.loaders for batch in loader.batches]
+    asked = statistics.fmean(_batches_of(step) for step in recording.steps)
+    batches = [batch for loader in recording.loaders for batch in loader.batches]
     for piece in (piece for batch in batches for piece in batch):
         found[piece.label.phase] += asked * piece.seconds / len(batches)
-    for step in notes.steps:
+    for step in recording.steps:
         for lane in step.lanes:
             for piece in segments(lane.events) if lane.kind == "beside" else ():
-                found[piece.label.phase] += piece.seconds / len(notes.steps)
+                found[piece.label.phase] += piece.seconds / len(recording.steps)
     return found
 
 
-def _batches_of(step: StepNotes) -> int:
+def _batches_of(step: StepRecording) -> int:
     """How many batches the step asked for."""
     labels = (label for lane in step.lanes for _, label in lane.events)
     return sum(label is not None and label.phase == "queue" for label in labels)
@@ -109,7 +109,7 @@ def mean_phases(rows: Sequence[Sequence[PhaseRow]], wall: float) -> tuple[PhaseR
     )
 
 
-def layer_rows(steps: Sequence[StepNotes], kinds: dict[str, str], wall: float) -> tuple[LayerRow, ...]:
+def layer_rows(steps: Sequence[StepRecording], kinds: dict[str, str], wall: float) -> tuple[LayerRow, ...]:
     """The layers that have time of their own, in the model's order, averaged over steps of all processes."""
     found: dict[str, Seconds] = {}
     for step in steps:
@@ -123,14 +123,14 @@ def layer_rows(steps: Sequence[StepNotes], kinds: dict[str, str], wall: float) -
     )
 
 
-def communication(steps: Sequence[StepNotes]) -> Communication:
+def communication(steps: Sequence[StepRecording]) -> Communication:
     """What was in flight in an average step, and how much of it was hidden."""
     rows = [_communication_of(step) for step in steps]
     operations, *seconds = (statistics.fmean(column) for column in zip(*rows, strict=True))
     return Communication(operations, *seconds)
 
 
-def _communication_of(step: StepNotes) -> tuple[float, ...]:
+def _communication_of(step: StepRecording) -> tuple[float, ...]:
     in_flight = union([(start, stop) for _, start, stop in flights_within(step)])
     pieces = within(step)
     communicating = [piece for piece in pieces if piece.label.phase == "communication"]
@@ -146,7 +146,7 @@ def _communication_of(step: StepNotes) -> tuple[float, ...]:
     )
 
 
-def flights_within(step: StepNotes) -> list[tuple[str, float, float]]:
+def flights_within(step: StepRecording) -> list[tuple[str, float, float]]:
     """What was in flight in the step, and from when to when: a step's numbers, for one, are read in the next one."""
     found = [(flight.name, flight.start, flight.stop) for flight in step.flights if flight.stop is not None]
     cut = [(name, max(start, step.start), min(stop, step.stop)) for name, start, stop in found]
@@ -182,34 +182,34 @@ def _length(intervals: Iterable[Interval]) -> float:
     return sum(stop - start for start, stop in intervals)
 
 
-def drawn_step(processes: Sequence[Notes], chosen: Sequence[int]) -> tuple[tuple[Piece, ...], tuple[InFlight, ...]]:
+def drawn_step(processes: Sequence[Recording], chosen: Sequence[int]) -> tuple[tuple[Piece, ...], tuple[InFlight, ...]]:
     """The most usual of the chosen steps, on every process, with what its loaders did meanwhile."""
     number = most_usual(processes, chosen)
-    same = [next(step for step in notes.steps if step.number == number) for notes in processes]
-    one_clock = len({notes.host for notes in processes}) == 1
+    same = [next(step for step in recording.steps if step.number == number) for recording in processes]
+    one_clock = len({recording.host for recording in processes}) == 1
     begin = min(step.start for step in same)
     pieces: list[Piece] = []
     flights: list[InFlight] = []
-    for notes, step in zip(processes, same, strict=True):
+    for recording, step in zip(processes, same, strict=True):
         zero = begin if one_clock else step.start
-        lane = str(notes.process)
+        lane = str(recording.process)
         shortest = step.seconds / FINEST
         pieces += [_piece(lane, piece, zero) for piece in coalesced(within(step), shortest)]
-        for loader in notes.loaders:
+        for loader in recording.loaders:
             done = coalesced(loader.between(step.start, step.stop), shortest)
             pieces += [_piece(f"{lane} loader {loader.number}", piece, zero) for piece in done]
         flights += [InFlight(lane, name, start - zero, stop - start) for name, start, stop in flights_within(step)]
     return tuple(pieces), tuple(flights)
 
 
-def most_usual(processes: Sequence[Notes], chosen: Sequence[int]) -> int:
+def most_usual(processes: Sequence[Recording], chosen: Sequence[int]) -> int:
     """The step whose seconds by process and phase are nearest to the average ones."""
     seconds: dict[int, Seconds] = {number: defaultdict(float) for number in chosen}
     mean: Seconds = defaultdict(float)
-    for notes in processes:
-        for step in notes.steps:
+    for recording in processes:
+        for step in recording.steps:
             for piece in within(step) if step.number in seconds else ():
-                key = f"{notes.process} {piece.label.phase}"
+                key = f"{recording.process} {piece.label.phase}"
                 seconds[step.number][key] += piece.seconds
                 mean[key] += piece.seconds / len(chosen)
 
@@ -245,69 +245,80 @@ STEP_THREAD, BESIDE_THREAD, LOADER_THREADS = 0, 50, 100
 TraceEvent = dict[str, Any]
 
 
-def trace(processes: Sequence[Notes]) -> dict[str, Any]:
+def trace(processes: Sequence[Recording]) -> dict[str, Any]:
     """The whole document."""
-    begin = min(notes.steps[0].start for notes in processes)
-    one_clock = len({notes.host for notes in processes}) == 1
+    begin = min(recording.steps[0].start for recording in processes)
+    one_clock = len({recording.host for recording in processes}) == 1
     events: list[TraceEvent] = []
-    for notes in processes:
-        zero = begin if one_clock else notes.steps[0].start
-        events += _names(notes)
-        events += _of_process(notes, zero)
+    for recording in processes:
+        zero = begin if one_clock else recording.steps[0].start
+        events += _names(recording)
+        events += _of_process(recording, zero)
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _names(notes: Notes) -> Iterator[TraceEvent]:
+def _names(recording: Recording) -> Iterator[TraceEvent]:
     threads = {STEP_THREAD: "step", BESIDE_THREAD: "reading ahead"}
-    threads |= {LOADER_THREADS + loader.number: f"loader {loader.number}" for loader in notes.loaders}
-    yield {"ph": "M", "name": "process_name", "pid": notes.process, "args": {"name": f"process {notes.process}"}}
+    threads |= {LOADER_THREADS + loader.number: f"loader {loader.number}" for loader in recording.loaders}
+    yield {
+        "ph": "M",
+        "name": "process_name",
+        "pid": recording.process,
+        "args": {"name": f"process {recording.process}"},
+    }
     for thread, name in threads.items():
-        yield {"ph": "M", "name": "thread_name", "pid": notes.process, "tid": thread, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_name", "pid": recording.process, "tid": thread, "args": {"name": name}}
 
 
-def _of_process(notes: Notes, zero: float) -> list[TraceEvent]:
+def _of_process(recording: Recording, zero: float) -> list[TraceEvent]:
     """Steps from the first on until there are enough; then counters and loaders of the same time."""
     events: list[TraceEvent] = []
     until = zero
-    for step in notes.steps:
+    for step in recording.steps:
         if len(events) > MOST_EVENTS:
             break
         until = step.stop
-        events.append(_complete(notes.process, STEP_THREAD, f"step {step.number}", step.start, step.stop, zero))
+        events.append(_complete(recording.process, STEP_THREAD, f"step {step.number}", step.start, step.stop, zero))
         for thread, lane in enumerate(step.lanes):
             row = BESIDE_THREAD if lane.kind == "beside" else STEP_THREAD + thread
             events += [
-                _complete(notes.process, row, _name(span.label), span.start, span.stop, zero, _details(span.label))
+                _complete(recording.process, row, _name(span.label), span.start, span.stop, zero, _details(span.label))
                 for span in spans(lane.events)
             ]
         for flight in step.flights:
             assert flight.stop is not None
-            common = {"cat": "communication", "id": len(events), "name": flight.name, "pid": notes.process, "tid": 0}
+            common = {
+                "cat": "communication",
+                "id": len(events),
+                "name": flight.name,
+                "pid": recording.process,
+                "tid": 0,
+            }
             events += [
                 {"ph": phase, "ts": _nanoseconds(when, zero) / 1000, **common}
                 for phase, when in (("b", flight.start), ("e", flight.stop))
             ]
-    return events + list(_loaders(notes, zero, until)) + list(_counters(notes, zero, until))
+    return events + list(_loaders(recording, zero, until)) + list(_counters(recording, zero, until))
 
 
-def _loaders(notes: Notes, zero: float, until: float) -> Iterator[TraceEvent]:
-    for loader in notes.loaders:
+def _loaders(recording: Recording, zero: float, until: float) -> Iterator[TraceEvent]:
+    for loader in recording.loaders:
         for piece in loader.between(zero, until):
             thread = LOADER_THREADS + loader.number
-            yield _complete(notes.process, thread, piece.label.phase, piece.start, piece.stop, zero)
+            yield _complete(recording.process, thread, piece.label.phase, piece.start, piece.stop, zero)
 
 
-def _counters(notes: Notes, zero: float, until: float) -> Iterator[TraceEvent]:
-    for look in (look for one in notes.looks for look in one):
-        if zero <= look.seconds <= until:
-            values = {"memory": look.memory_bytes / 1e6}
-            if look.device_bytes is not None:
-                values["device"] = look.device_bytes / 1e6
+def _counters(recording: Recording, zero: float, until: float) -> Iterator[TraceEvent]:
+    for sample in (sample for one in recording.usage_samples for sample in one):
+        if zero <= sample.seconds <= until:
+            values = {"memory": sample.memory_bytes / 1e6}
+            if sample.device_bytes is not None:
+                values["device"] = sample.device_bytes / 1e6
             yield {
                 "ph": "C",
                 "name": "memory (MB)",
-                "pid": notes.process,
-                "ts": _nanoseconds(look.seconds, zero) / 1000,
+                "pid": recording.process,
+                "ts": _nanoseconds(sample.seconds, zero) / 1000,
                 "args": values,
             }
 
