@@ -179,7 +179,7 @@ class _Comparing:
 
     def __call__(self, team: Team) -> Progress[list[Row]]:
         task = load_task(self.origin.spec, self.origin.settings, self.origin.data)
-        return compare_ways(task, self.recipe, team, self.device, self.link, self.rounds)
+        return (yield from compare_ways(task, self.recipe, team, self.device, self.link, self.rounds))
 
 
 def compare_ways(

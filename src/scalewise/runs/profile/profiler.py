@@ -148,7 +148,7 @@ class _Profiling:
 
     def __call__(self, team: Team) -> Progress[Outcome | None]:
         task = load_task(self.origin.spec, self.origin.settings, self.origin.data)
-        return profiled(task, self.recipe, self.placement, self.steps)
+        return (yield from profiled(task, self.recipe, self.placement, self.steps))
 
 
 def profiled(task: Task, recipe: Recipe, placement: Placement, steps: int | None = None) -> Progress[Outcome | None]:
