@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from scalewise.cli import bisect_view
+from scalewise.cli.flags import DataFolder, Device, Json, Quiet
 from scalewise.cli.inputs import print_document
-from scalewise.engine.placement import DeviceName
 from scalewise.present import terminal
 
 
@@ -21,11 +18,11 @@ def bisect(
     /,
     *,
     task: str | None = None,
-    data: Path | None = None,
-    device: DeviceName = "auto",
+    data: DataFolder = None,
+    device: Device = "auto",
     recompute: bool = True,
-    json: Annotated[bool, Parameter(negative=())] = False,
-    quiet: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Find the first step, worker and tensor in which two runs differ, and what may be the reason.
 
@@ -42,16 +39,8 @@ def bisect(
         Another.
     task: str | None
         The runs' task, where it is code of your own: a folder is not trusted to name code to run.
-    data: Path | None
-        Folder of the task's data files.
-    device: DeviceName
-        Kind of device.
     recompute: bool
         Compute the step in which they part again.
-    json: bool
-        Print what was found as one JSON document on stdout.
-    quiet: bool
-        Draw nothing.
     """
     from scalewise.runs.bisect import bisect as find
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json as to_json
 import os
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from scalewise.cli import doctor_view
+from scalewise.cli.flags import Json, Quiet
 from scalewise.present import terminal
 
 
@@ -18,8 +16,8 @@ def doctor(
     single: Path | None = None,
     /,
     *,
-    json: Annotated[bool, Parameter(negative=())] = False,
-    quiet: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Say why a run lost accuracy: causes, worst first, with the evidence and what to change.
 
@@ -32,10 +30,6 @@ def doctor(
         A run folder of scalewise train, or the folder that sw.watch writes.
     single: Path | None
         A run that did better, such as that of one worker, to compare with.
-    json: bool
-        Print the findings as one JSON document on stdout.
-    quiet: bool
-        Draw nothing.
     """
     from scalewise.doctor.diagnose import diagnose_folder
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from scalewise.cli import replay_view
+from scalewise.cli.flags import DataFolder, Device, Json, Quiet
 from scalewise.cli.inputs import print_document
-from scalewise.engine.placement import DeviceName
 from scalewise.present import terminal
 
 
@@ -21,10 +18,10 @@ def replay(
     *,
     step: int | None = None,
     task: str | None = None,
-    data: Path | None = None,
-    device: DeviceName = "auto",
-    json: Annotated[bool, Parameter(negative=())] = False,
-    quiet: Annotated[bool, Parameter(negative=())] = False,
+    data: DataFolder = None,
+    device: Device = "auto",
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Compute one step of a run again, bit for bit, and show what every worker did in it.
 
@@ -42,14 +39,6 @@ def replay(
         Which step, counted from 1 as in the run's records; by default the one in which the run failed.
     task: str | None
         The run's task, where it is code of your own: a folder is not trusted to name code to run.
-    data: Path | None
-        Folder of the task's data files.
-    device: DeviceName
-        Kind of device.
-    json: bool
-        Print the result as one JSON document on stdout.
-    quiet: bool
-        Draw nothing.
     """
     from scalewise.runs.replay import replay as compute
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from scalewise.cli.flags import Json, Quiet
 from scalewise.present import terminal
 
 
@@ -18,8 +19,8 @@ def report(
     *,
     out: Path | None = None,
     open: Annotated[bool, Parameter(negative=())] = False,
-    json: Annotated[bool, Parameter(negative=())] = False,
-    quiet: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Make one self-contained HTML page of one or several runs.
 
@@ -34,10 +35,6 @@ def report(
         The file to write; by default report.html in the folder, or in the working folder for several.
     open: bool
         Open the page in a browser.
-    json: bool
-        Print where the page is, and its size, as one JSON document on stdout.
-    quiet: bool
-        Draw nothing.
     """
     from scalewise.present import page
 
