@@ -20,7 +20,7 @@ from scalewise.engine.parallel.stages import balanced, split
 from scalewise.engine.parallel.tensor import plan
 from scalewise.errors import PlacementError, TaskError
 from scalewise.runs.bench.parallelism import ParallelismReport, Row
-from scalewise.runs.bench.payload import KINDS
+from scalewise.runs.bench.payload import KINDS, PLACES
 
 pytestmark = pytest.mark.timeout(900)  # for the one that starts the jobs
 JOB = Path(__file__).parent / "jobs" / "parallel.py"
@@ -299,6 +299,14 @@ def test_nothing_in_the_table_of_ways_is_cut_off(width):
 def test_a_small_difference_between_ways_is_no_advice():
     assert _ways().advice.startswith("sharded-optimizer has the shortest step here (13.1 ms against 16.1 with data)")
     assert _ways(**{"sharded-optimizer": 0.0155}).advice.startswith("no step is notably shorter here than that with")
+
+
+@pytest.mark.parametrize(("file", "function"), PLACES)
+def test_payload_knows_the_files_that_send(file, function):
+    """By their names: a file or function that was renamed would be counted as numbers."""
+    roots = [Path(sw.__file__).parent, Path(torch.__file__).parent / "distributed"]
+    (found,) = [path for root in roots for path in root.rglob(Path(file).name) if str(path).endswith(file)]
+    assert not function or f"def {function}(" in found.read_text()
 
 
 def test_bench_parallelism(scalewise):
