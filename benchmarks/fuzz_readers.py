@@ -37,9 +37,10 @@ from scalewise.plan.records import TaskFacts, read_records
 from scalewise.present.folders import read_run
 from scalewise.recipe import Recipe
 from scalewise.runs.bisect import compare
-from scalewise.runs.compare.comparison import load_request
+from scalewise.runs.compare.compare import BegunComparison
 from scalewise.runs.forecast import read_points
 from scalewise.runs.measure.minima.surface import stored_weights
+from scalewise.runs.request import load_request
 from scalewise.tasks import images, sources
 from scalewise.tasks.sources import DataFile, Source
 
@@ -79,7 +80,9 @@ def readers(folder: Path) -> dict[str, Reader]:
         "records": Reader([run.metrics.read_bytes()], at("metrics.jsonl", _records)),
         "link": Reader([link_file(folder)], at("link.json", links.load)),
         "points": Reader([b"samples,error\n100,0.5\n200,0.4\n", b"100,0.5\n200,0.4\n"], at("points.csv", read_points)),
-        "request": Reader([request_file()], at("request.json", lambda path: load_request(path.parent))),
+        "request": Reader(
+            [request_file()], at("request.json", lambda path: load_request(path.parent, BegunComparison, "comparison"))
+        ),
         "watched": Reader([watched_file()], at("process-0.jsonl", lambda path: diagnose_folder(path.parent)), 1),
         "index": Reader([(saved / "index.json").read_bytes()], _in_checkpoint(saved, "index.json")),
         "shard": Reader([(saved / "shard-0.safetensors").read_bytes()], _in_checkpoint(saved, "shard-0.safetensors")),
@@ -209,6 +212,10 @@ def npz_file() -> bytes:
 def link_file(folder: Path) -> bytes:
     links.save(folder / "link.json", links.Link("loopback", 1e-5, 1e9, "by hand"))
     return (folder / "link.json").read_bytes()
+
+
+def _request(path: Path) -> BegunComparison:
+    return load_request(path.parent, BegunComparison, "comparison")
 
 
 def request_file() -> bytes:

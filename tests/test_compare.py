@@ -18,10 +18,11 @@ from scalewise.engine.loop import Training
 from scalewise.engine.processes.signals import Stop
 from scalewise.errors import RunFolderError, UsageError
 from scalewise.recipe import Recipe
-from scalewise.runs.compare import comparison as folders
+from scalewise.runs.compare.compare import BegunComparison
 from scalewise.runs.compare.jobs import Job, Outcome, Setup
 from scalewise.runs.compare.rows import Line, RowPlan
 from scalewise.runs.compare.trainings import facts, perform
+from scalewise.runs.request import load_request
 from test_resume import kill_tree, start, wait_for
 
 ROW_KEYS = {
@@ -75,10 +76,10 @@ def test_the_json_is_the_contract_and_more_seeds_are_added_on_resume(scalewise, 
     assert more.json["rows"][1]["beats_noise"] in (True, False)
     assert json.loads((run / "result.json").read_text()) == stored  # read, not trained again
     assert "already done" in more.stderr
-    stored = folders.load_request(tmp_path / "table")
+    stored = load_request(tmp_path / "table", BegunComparison, "comparison")
     assert (stored.seeds, stored.rows) == (2, "single,naive")
     with pytest.raises(RunFolderError, match=r"begun with given=.'epochs': 1.0., got .'lr': 0.5."):
-        folders.merged(stored, dataclasses.replace(stored, given={"lr": 0.5}), tmp_path, {})
+        dataclasses.replace(stored, given={"lr": 0.5}).resumed_from(stored, tmp_path, {})
 
 
 def test_another_optimizer_has_the_rate_that_train_gives_it(scalewise):

@@ -66,6 +66,16 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def slots(device: DeviceName, threads: int = 1) -> int:
+    """Runs that this machine has room for at the same time: one on an accelerator, else cores ÷ threads."""
+    import torch
+
+    accelerated = device in ("cuda", "mps") or (
+        device == "auto" and (torch.cuda.is_available() or torch.backends.mps.is_available())
+    )
+    return 1 if accelerated else available_cores() // threads
+
+
 def default_processes(recipe: Recipe, placement: Placement) -> int:
     """The number of processes that fills the machine: one per CUDA device, or cores ÷ threads; at most one per worker.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalewise.engine.placement import DeviceName, available_cores
-from scalewise.errors import RunFolderError, UsageError
+from scalewise.errors import RunFolderError, ScalewiseError, UsageError
 from scalewise.files import read_json
 from scalewise.recipe import Derived, Recipe, resolve
 from scalewise.records import write_atomically
@@ -69,22 +69,23 @@ def check_counts(**counts: int | None) -> None:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {count}")
 
 
-def comma_separated(numbers: Numbers) -> str:
-    """Numbers as a flag has them.
+def comma_separated(values: Numbers | Sequence[str]) -> str:
+    """Several values as a flag has them.
 
     >>> comma_separated([1, 2, 4]), comma_separated(8), comma_separated("1,2")
     ('1,2,4', '8', '1,2')
     """
-    return str(numbers) if isinstance(numbers, str | int) else ",".join(map(str, numbers))
+    return str(values) if isinstance(values, str | int) else ",".join(map(str, values))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a question is of: the task, and the name and settings that it is loaded by."""
+    """What a question is of: the task, and the name, settings and folder of data that it is loaded with."""
 
     task: Task
     spec: str
     settings: list[str]
+    data: Path | None = None
 
 
 def load_subject(task: str | Task, settings: Settings | None, data: Path | None) -> Subject:
@@ -93,14 +94,14 @@ def load_subject(task: str | Task, settings: Settings | None, data: Path | None)
 
     words = _words(settings or ())
     if isinstance(task, str):
-        return Subject(load_task(task, words, data), task, words)
+        return Subject(load_task(task, words, data), task, words, data)
     if words or data is not None:
         raise UsageError(
             f"set and data are for tasks that are loaded by name, got the task {task.name} itself; drop them"
         )
     if task.origin is None:
         return Subject(task, task.name, [])
-    return Subject(task, task.origin.spec, [*task.origin.settings])
+    return Subject(task, task.origin.spec, [*task.origin.settings], task.origin.data)
 
 
 def _words(settings: Settings) -> list[str]:
@@ -153,10 +154,15 @@ def resumed_folder(resume: str | None, out: Path | None, name: str, file: str = 
 
 
 @contextmanager
-def answering(name: str, out: Path | None, resumed: Path | None = None) -> Iterator[Path]:
+def answering(name: str, out: Path | None, resumed: Path | None = None, keeps_runs: bool = True) -> Iterator[Path]:
     """The folder to answer in: the resumed one, or a new one, which a failure that stored nothing removes.
 
     Errors of torch and of the task's code leave as errors of scalewise.
+
+    Arguments:
+        name: of a new folder under runs/, without the time.
+        out, resumed: the folder that was asked for, and the one that is resumed.
+        keeps_runs: whether a mistake in task or recipe leaves runs that are worth keeping.
     """
     from scalewise.engine.processes.failures import translating
     from scalewise.engine.store.folder import check_writable, make_folder
@@ -167,8 +173,10 @@ def answering(name: str, out: Path | None, resumed: Path | None = None) -> Itera
     try:
         with translating():
             yield folder
-    except BaseException:
-        if resumed is None and all(REQUEST_FILE in path.name for path in folder.iterdir()):
+    except BaseException as error:
+        mistake = isinstance(error, ScalewiseError) and error.exit_code == UsageError.exit_code
+        empty = all(REQUEST_FILE in path.name for path in folder.iterdir())
+        if resumed is None and (empty or (mistake and not keeps_runs)):
             shutil.rmtree(folder)
         raise
 

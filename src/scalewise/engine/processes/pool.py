@@ -158,6 +158,38 @@ class Pool(Generic[JobT, MessageT]):
         return self._work.died(job, reason)
 
 
+class InProcess(Generic[JobT, MessageT]):
+    """A pool without processes, for work that only this process can do: one job after another."""
+
+    def __init__(self, work: Work[JobT, MessageT]) -> None:
+        self._work, self._stop = work, Stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to end."""
+
+    @property
+    def stopping(self) -> int:
+        """The signal that has asked to stop."""
+        return self._stop.signal
+
+    def stop(self, number: int) -> None:
+        """Save the run after its step and end; may be called in a signal handler."""
+        self._stop.ask(number)
+
+    def run(self, jobs: Iterable[JobT]) -> Iterator[MessageT]:
+        """Do all jobs; yields how far they were and how they end."""
+        for job in jobs:
+            if self._stop.signal:
+                return
+            sent: list[MessageT] = []
+            ended = self._work.perform(job, sent.append, self._stop)
+            yield from sent
+            yield ended
+
+
 def _remove_if_empty(log: Path) -> None:
     with contextlib.suppress(OSError):
         if log.stat().st_size == 0:

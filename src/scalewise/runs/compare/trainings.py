@@ -46,7 +46,8 @@ def facts(task: Task, task_spec: str, settings: tuple[str, ...], base: Recipe) -
     samples = len(open_samples(task.train, 0, "training"))
     changed = [name for name in Recipe.model_fields if getattr(base, name) != getattr(task.recipe, name)]
     changes = ", ".join(f"{name} {getattr(base, name)}" for name in changed if name not in ("threads", "compile"))
-    return Facts(base, settings, samples, normalized, "bn" in settings_of(task_spec), changes)
+    takes_bn = task.origin is not None and "bn" in settings_of(task_spec)
+    return Facts(base, settings, samples, normalized, takes_bn, changes)
 
 
 def perform(job: Job, task: Task, setup: Setup, report: Report, stop: Stop) -> Outcome | Stopped:

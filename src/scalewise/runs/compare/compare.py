@@ -1,0 +1,307 @@
+"""Compare what people do about many workers, over seeds: check, train every row, store, resume, stop on signals.
+
+Every run is a folder as `scalewise train` makes it, and deterministic: one that is stored is not trained again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from scalewise.engine.placement import DeviceName, available_cores, slots
+from scalewise.engine.processes import signals
+from scalewise.engine.processes.failures import translating
+from scalewise.engine.processes.pool import InProcess, Pool
+from scalewise.errors import Failed, Interrupted, UsageError
+from scalewise.recipe import fitting_lr
+from scalewise.records import finite, save_document
+from scalewise.runs.compare.comparison import Comparison
+from scalewise.runs.compare.jobs import Comparing, Job, Message, Setup
+from scalewise.runs.compare.rows import Facts, chosen_rows, chosen_workers, lines
+from scalewise.runs.compare.table import Metric
+from scalewise.runs.compare.trainings import facts
+from scalewise.runs.request import (
+    Notice,
+    Numbers,
+    Settings,
+    Subject,
+    answering,
+    check_alone,
+    check_counts,
+    check_unchanged,
+    comma_separated,
+    compilable,
+    load_request,
+    load_subject,
+    request_from,
+    resumed_folder,
+    save_request,
+)
+from scalewise.tasks.task import Task
+
+DOCUMENT_FILE = "compare.json"
+DEFAULT_WORKERS, DEFAULT_SEEDS = "8", 5
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """A comparison as it is asked for. The fields are the flags of `scalewise compare`, whose help describes them.
+
+    Arguments:
+        task: a built-in name, a file, or a `Task`.
+        given: fields of the recipe that are set.
+    """
+
+    task: str | Task
+    workers: Numbers | None = None
+    seeds: int | None = None
+    rows: str | Sequence[str] | None = None
+    set: Settings | None = None
+    tune: int | None = None
+    hold_out: bool = False
+    data: Path | None = None
+    jobs: int | None = None
+    device: DeviceName = "auto"
+    out: Path | None = None
+    resume: str | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_counts(seeds=self.seeds, tune=self.tune, jobs=self.jobs)
+        chosen_rows(self.changes.get("rows"), len(chosen_workers(self.changes.get("workers", DEFAULT_WORKERS))) > 1)
+        check_alone("compare")
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Those of rows, workers and seeds that are given, as they are stored."""
+        asked = {
+            "rows": None if self.rows is None else comma_separated(self.rows),
+            "workers": None if self.workers is None else comma_separated(self.workers),
+            "seeds": self.seeds,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class BegunComparison:
+    """What a comparison was begun with. Resuming may change rows, workers and seeds; its runs are of the rest."""
+
+    task: str
+    settings: list[str]
+    given: dict[str, Any]
+    tune: int | None
+    hold_out: bool
+    rows: str | None = None
+    workers: str = DEFAULT_WORKERS
+    seeds: int = DEFAULT_SEEDS
+
+    def resumed_from(self, stored: BegunComparison, folder: Path, changes: dict[str, Any]) -> BegunComparison:
+        """The stored comparison with what may change changed; anything else that differs is refused."""
+        wanted = replace(
+            self,
+            given=self.given or stored.given,
+            tune=self.tune or stored.tune,
+            hold_out=self.hold_out or stored.hold_out,
+        )
+        names = ("task", "settings", "given", "tune", "hold_out")
+        check_unchanged(folder, stored, wanted, names, "only rows, workers and seeds may change")
+        return replace(stored, **changes)
+
+
+@dataclass(frozen=True)
+class Started:
+    """Everything is checked, and the first runs are about to be trained."""
+
+    jobs: int  # runs at a time
+    threads: int  # of each run
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Some jobs are about to be done: those that tune learning rates, or those of the table."""
+
+    title: str
+    jobs: list[Job]
+
+
+Event = Started | Phase | Message | Notice
+Follow = Callable[[Comparison, Event], None]
+
+
+def unfollowed(comparison: Comparison, event: Event) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True)
+class CompareResult:
+    """A comparison whose runs have ended, or were stopped by a signal."""
+
+    comparison: Comparison
+    folder: Path
+    begun: BegunComparison
+    task: str
+    threads: int
+    jobs: int
+    seconds: float
+    signal: int = 0  # that stopped it
+
+    def to_json(self) -> dict[str, Any]:
+        """What `compare --json` prints."""
+        content = {
+            "run": str(self.folder),
+            "task": self.task,
+            "settings": self.begun.settings,
+            "workers": chosen_workers(self.begun.workers),
+            "seeds": list(range(self.comparison.seeds)),
+            "threads": self.threads,
+            "jobs": self.jobs,
+            "seconds": self.seconds,
+        }
+        found: dict[str, Any] = finite(content | self.comparison.document())
+        return found
+
+    def check_interrupted(self) -> None:
+        """Raise where a signal stopped the comparison."""
+        if self.signal:
+            raise Interrupted(
+                f"{signals.name(self.signal)} stopped the comparison; its runs are saved, go on with the same command "
+                f"and --resume {self.folder}",
+                self.signal,
+            )
+
+    def check_failures(self) -> None:
+        """Raise where runs broke, or all of them diverged; a row that diverged is a finding."""
+        failures = self.comparison.failures()
+        broken = [failure for failure in failures if not failure.diverged]
+        if broken:
+            raise Failed(f"{len(broken)} of the runs failed; --resume {self.folder} tries them again", 1)
+        if failures and all(row.test.mean is None for row in self.comparison.rows()):
+            raise Failed("every run diverged; lower --lr", 1)
+
+
+def compare(task: str | Path | Task, *, follow: Follow = unfollowed, **options: Any) -> CompareResult:  # noqa: ANN401
+    """Compare remedies for many workers, over seeds.
+
+        >>> found = sw.compare("digits", workers=8, seeds=5)  # doctest: +SKIP
+        >>> {row.name: row.test.mean for row in found.comparison.rows()}  # doctest: +SKIP
+        {'single': 0.975, 'naive': 0.931, …}
+
+    Runs that failed have no result and are listed in their row's `failed`.
+
+    Arguments:
+        task: a built-in name, a file, or a `Task`. Several runs are trained at the same time, in processes that load
+            the task by its name; a `Task` that has none is trained in this process, one run after another.
+        follow: called with the comparison as it stands and what has just happened to it.
+        options: fields of `CompareRequest`, named like the flags of the command, and fields of the recipe.
+    """
+    found = answer(request_from(CompareRequest, task, options), follow)
+    found.check_interrupted()
+    return found
+
+
+def answer(request: CompareRequest, follow: Follow = unfollowed) -> CompareResult:
+    """Load the task, choose the rows, train them in a new or resumed folder, and store the table."""
+    subject = load_subject(request.task, request.set, request.data)
+    name = f"compare-{subject.task.name}"
+    begun = BegunComparison(subject.spec, subject.settings, request.given, request.tune, request.hold_out)
+    resumed = resumed_folder(request.resume, request.out, name)
+    if resumed is None:
+        begun = replace(begun, **request.changes)
+    else:
+        stored = load_request(resumed, BegunComparison, "comparison")
+        begun = begun.resumed_from(stored, resumed, request.changes)
+    comparison = _comparison(begun, subject, request.device)
+    with answering(name, request.out, resumed, keeps_runs=False) as folder:
+        save_request(folder, begun)
+        found = _trained(request, begun, comparison, subject, folder, follow)
+        save_document(folder / DOCUMENT_FILE, found.to_json())
+    return found
+
+
+def _comparison(begun: BegunComparison, subject: Subject, device: DeviceName) -> Comparison:
+    """The rows to train."""
+    task = subject.task
+    counts = chosen_workers(begun.workers)
+    names = chosen_rows(begun.rows, len(counts) > 1)
+    found, skipped = lines(names, counts, _facts(begun, subject, device), asked=begun.rows is not None)
+    if begun.tune is not None and task.validation is None and not begun.hold_out:
+        raise UsageError(
+            "--tune needs validation data to choose by, and this task has none; give the task validation=…, or add "
+            "--hold-out to keep a tenth of the training data out"
+        )
+    if not found:
+        raise UsageError(f"none of the rows can be run: {'; '.join(f'{row.name}: {row.reason}' for row in skipped)}")
+    assert task.metric is not None
+    return Comparison(found, skipped, Metric(task.metric, task.higher_is_better), begun.seeds, begun.tune)
+
+
+def _facts(begun: BegunComparison, subject: Subject, device: DeviceName) -> Facts:
+    task = subject.task
+    base = task.recipe.replace(**begun.given)
+    if rate := fitting_lr(task.recipe, begun.given):  # as train does
+        base = base.replace(lr=rate.value)
+    if base.threads is None:  # for single too, so that rows differ in nothing but their remedy
+        base = base.replace(threads=1)
+    with translating():
+        return facts(task, subject.spec, tuple(subject.settings), compilable(base, device))
+
+
+def _trained(
+    request: CompareRequest,
+    begun: BegunComparison,
+    comparison: Comparison,
+    subject: Subject,
+    folder: Path,
+    follow: Follow,
+) -> CompareResult:
+    """Train everything, several runs at the same time."""
+    began = time.monotonic()
+    threads = comparison.lines[0].plan.recipe.threads or 1
+    runs = max(len(comparison.seed_jobs()), len(comparison.trial_jobs()))
+    jobs = request.jobs or max(1, min(runs, slots(request.device, threads)))
+    if subject.task.origin is None:
+        jobs = 1
+    setup = Setup(subject.spec, subject.data, folder, begun.hold_out, request.device, max(1, available_cores() // jobs))
+    follow(comparison, Started(jobs, threads))
+    with _pool(setup, subject, jobs) as pool:
+
+        def ask(number: int) -> None:
+            pool.stop(number)
+            words = "stopping all runs after their step to save the state; a second signal stops at once"
+            follow(comparison, Notice(words))
+
+        with signals.stopping(ask):
+            _train_all(pool, comparison, follow)
+    seconds = time.monotonic() - began
+    return CompareResult(comparison, folder, begun, subject.task.name, threads, jobs, seconds, pool.stopping)
+
+
+Runner = Pool[Job, Message] | InProcess[Job, Message]
+
+
+def _pool(setup: Setup, subject: Subject, jobs: int) -> Runner:
+    """Processes that load the task by its name; this one where it has none."""
+    if subject.task.origin is None:
+        return InProcess(Comparing(setup, {tuple(subject.settings): subject.task}))
+    return Pool(jobs, Comparing(setup))
+
+
+def _train_all(pool: Runner, comparison: Comparison, follow: Follow) -> None:
+    """The trials, if there are any, then all rows with all seeds."""
+    if comparison.budget is not None:
+        _follow(pool, Phase("tuning", comparison.trial_jobs()), comparison, follow)
+        if pool.stopping:
+            return
+        comparison.choose()
+    _follow(pool, Phase("training", comparison.seed_jobs()), comparison, follow)
+
+
+def _follow(pool: Runner, phase: Phase, comparison: Comparison, follow: Follow) -> None:
+    """Do some jobs, and keep what comes out."""
+    follow(comparison, phase)
+    for message in pool.run(phase.jobs):
+        comparison.take(message)
+        follow(comparison, message)
