@@ -30,7 +30,7 @@ PLACES: dict[tuple[str, str], Kind] = {
     ("sums/reductions.py", "squared_norm"): "numbers",
     ("sums/reductions.py", "publish"): "parameters",
     ("sums/reductions.py", ""): "gradients",
-    ("parallel/fsdp.py", "__call__"): "gradients",
+    ("engine/parallel/fsdp.py", "__call__"): "gradients",
     ("_fully_shard/_fsdp_collectives.py", ""): "parameters",
     ("pipelining/schedules.py", ""): "activations",
     ("tensor/_redistribute.py", ""): "activations",
