@@ -48,8 +48,8 @@ def test_the_story_of_a_training():
         "time            1 min 15 s  20,304 samples/s\n"
         "train accuracy  98.20 %  loss 0.0647\n"
         "test accuracy   98.06 %  loss 0.0625\n"
-        "noise scale     152 (111 to 1,280) samples  95 % interval; not enough steps for a firm value\n"
-        "weights         875e843920bc0c86…  sha256; exact: the same on any number of processes\n"
+        "noise scale     152 samples  95 %: 111 to 1,280; not enough steps for a firm value\n"
+        "weights         exact  sha256 875e843920bc0c86…, the same on any number of processes\n"
         "run             runs/digits-1"
     )
 
@@ -63,7 +63,7 @@ def test_noise_that_is_missing_or_unbounded():
     unknown = {"value": None, "low": None, "high": None, "enough": False}
     assert noise(noise_scale=unknown).startswith("not known yet; the gradient is not separated from its noise")
     assert noise(noise_scale={"value": 15.36, "low": 4.0, "high": None, "enough": False}).startswith(
-        "15.4 (4 to ∞) samples; 95 % interval; not enough steps"
+        "15.4 samples; 95 %: 4 to ∞; not enough steps"
     )
 
 

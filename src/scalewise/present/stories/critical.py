@@ -148,7 +148,7 @@ def _relative(critical: Stored, smallest: float) -> list[Block]:
         tuple((batch, 1 + batch / value) for batch in places),
         tuple((batch, 1 + batch / high, 1 + batch / low) for batch in places),
     )
-    marks = [Mark("x", value, f"critical batch {number(value)}")]
+    marks = [Mark("x", value, f"critical batch {rough(value)}")]
     axes = Axis("global batch", log=True), Axis("times the least", log=True)
     first = line_chart("Steps and samples", *axes, [steps, samples], marks)
     return [one for one in (first, _hyperbola(value, smallest, places)) if one is not None]
@@ -174,9 +174,9 @@ def _measured(document: Stored, critical: float, least_steps: float, least_sampl
         return []
     places = _places(min(batch for batch, _ in seen) / 1.5, max(batch for batch, _ in seen) * 1.5)
     law = [(b, least_steps * (1 + critical / b)) for b in places]
-    marks = [Mark("x", critical, f"critical batch {number(critical)}")]
+    marks = [Mark("x", critical, f"critical batch {rough(critical)}")]
     axis = Axis("global batch", log=True, ticks=tuple(batch for batch, _ in seen))
-    floor = Mark("y", least_steps, f"least steps {number(least_steps)}")
+    floor = Mark("y", least_steps, f"least steps {rough(least_steps)}")
     steps = [Series("law", tuple(law)), Series("measured", tuple(seen), kind="dots")]
     first = line_chart("Steps to the loss", axis, Axis("steps", log=True), steps, [*marks, floor])
     samples = [

@@ -10,7 +10,7 @@ from scalewise.present.charts import Mark, Series, line_chart
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
 from scalewise.present.stories.critical import bounded, critical_section, shown
-from scalewise.present.stories.train import estimate
+from scalewise.present.stories.train import ends, estimate
 from scalewise.present.story import Block, Fact, Key, Meter, Only, Section, Sparkline, Story, Table
 from scalewise.present.words import count, interval, listed, number, percent, rough, seconds, signed, size, span, times
 
@@ -113,17 +113,21 @@ def worth(row: Stored) -> str:
 
 def _facts(document: Stored) -> tuple[Fact, ...]:
     found = []
-    if document.part("noise_scale").is_object:
-        found.append(Fact("noise scale", f"{estimate(document.part('noise_scale'))} samples", "95 % interval"))
-    critical = document.part("critical_batch")
-    if critical.is_object:
-        found.append(Fact("critical batch", f"{shown(critical)} samples", f"by {critical.text('method')}"))
+    noise, critical = document.part("noise_scale"), document.part("critical_batch")
+    for name, part, how in (
+        ("noise scale", noise, ""),
+        ("critical batch", critical, f"by {critical.text('method')}"),
+    ):
+        if part.number("value"):
+            found.append(Fact(name, f"{rough(part.number('value'))} samples", f"{ends(part)}{how and f', {how}'}"))
+        elif part.is_object:
+            found.append(Fact(name, shown(part), how))
     memory = document.part("memory")
     if document.number("largest_worker_batch") is not None:
         by = f"limited by {memory.text('limited_by')}{', with --loaders 0' if memory.number('loaders') else ''}"
         found.append(Fact("largest worker batch", number(document.number("largest_worker_batch")), by))
     if document.number("knee") is not None:
-        found.append(Fact("best throughput from", f"worker batch {number(document.number('knee'))}", _knee(document)))
+        found.append(Fact("best throughput from", number(document.number("knee")), _knee(document)))
     if document.number("mfu") is not None:
         found.append(Fact("of the device's best", percent(document.number("mfu")), "of its fastest matrix product"))
     return tuple(found)
@@ -132,7 +136,7 @@ def _facts(document: Stored) -> tuple[Fact, ...]:
 def _knee(document: Stored) -> str:
     """What noise leaves open of it, where that is more than one doubling."""
     low, high = document.number("knee_interval", "low"), document.number("knee_interval", "high")
-    said = [span(low, high)] if low and high and high > 2 * low else []
+    said = ["worker batch", *([span(low, high)] if low and high and high > 2 * low else [])]
     rows = document.parts("training")
     if rows and document.number("knee") == rows[-1].number("worker_batch"):
         said.append("the largest tried")
@@ -172,7 +176,7 @@ def _batches(document: Stored) -> list[tuple[str, float]]:
         "critical batch": document.number("critical_batch", "value"),
         "global batch": document.number("global_batch"),
     }
-    return [(f"{name} {number(value)}", value) for name, value in named.items() if value is not None and value > 0]
+    return [(f"{name} {rough(value)}", value) for name, value in named.items() if value is not None and value > 0]
 
 
 def efficiency_section(document: Stored) -> Section | None:

@@ -22,6 +22,7 @@ from scalewise.present.words import (
     percent,
     rough,
     seconds,
+    span,
     spelled,
 )
 
@@ -146,9 +147,9 @@ def facts(result: Stored, input_share: float = 0.0) -> tuple[Fact, ...]:
         noise_fact(result.part("noise_scale")),
     ]
     if result.flag("exact") is not None:
-        exact = "exact: the same" if result.flag("exact") else "not exact: close, not the same"
-        sha256 = f"{result.text('weights_sha256')[:16]}…"
-        found.append(Fact("weights", sha256, f"sha256; {exact} on any number of processes"))
+        exact, same = ("exact", "the same") if result.flag("exact") else ("not exact", "close, not the same,")
+        sha256 = f"sha256 {result.text('weights_sha256')[:16]}…"
+        found.append(Fact("weights", exact, f"{sha256}, {same} on any number of processes"))
     return (*found, Fact("run", result.text("run"), place="terminal")) if result.text("run") else tuple(found)
 
 
@@ -166,8 +167,14 @@ def noise_fact(noise: Stored) -> Fact:
         return Fact("noise scale", "not measured", "it needs two or more workers, or --micro-batch")
     if noise.number("value") is None:
         return Fact("noise scale", "not known yet", "the gradient is not separated from its noise: train more steps")
-    verdict = "95 % interval" if noise.flag("enough") else "95 % interval; not enough steps for a firm value"
-    return Fact("noise scale", f"{estimate(noise)} samples", verdict)
+    verdict = "" if noise.flag("enough") else "; not enough steps for a firm value"
+    return Fact("noise scale", f"{rough(noise.number('value'))} samples", f"{ends(noise)}{verdict}")
+
+
+def ends(part: Stored) -> str:
+    """The interval of a value, with its level."""
+    low, high = part.number("low"), part.number("high")
+    return "no interval" if low is None and high is None else f"95 %: {span(low, high, rough)}"
 
 
 def estimate(part: Stored) -> str:
