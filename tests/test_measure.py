@@ -66,7 +66,7 @@ def test_the_json_is_the_contract(scalewise, tmp_path):
     shown = " ".join(outcome.stderr.split())
     worth = round(100 * at[8]["worth"])
     assert f"At 8 workers it is worth {worth} %." in shown
-    assert f"best throughput from {document['knee']:,}" in shown
+    assert f"fastest from worker batch {document['knee']:,}" in shown
     assert set(document["seconds"]) == {"memory", "throughput", "noise"}
 
 

@@ -90,12 +90,12 @@ def test_the_answer_says_what_to_act_on():
         "noise scale": "1,300 samples 95 %: 1,050 to 1,700",
         "critical batch": "900 samples 95 %: 450 to 1,800, by branch",
         "largest worker batch": "2,048 limited by memory",
-        "best throughput from": "256 worker batch, the largest tried",
+        "fastest from worker batch": "256 the largest tried",
         "of the device's best": "2 % of its fastest matrix product",
     }
     doubling, wide = (dataclasses.replace(throughput(128), knee_interval=Knee(128, low, 256)) for low in (128, 64))
-    assert facts(measurement(throughput=doubling))["best throughput from"] == "128 worker batch"
-    assert facts(measurement(throughput=wide))["best throughput from"] == "128 worker batch, 64 to 256"
+    assert facts(measurement(throughput=doubling))["fastest from worker batch"] == "128"
+    assert facts(measurement(throughput=wide))["fastest from worker batch"] == "128 64 to 256"
     everything = measurement(memory=memory(largest_worker_batch=1437, limited_by="data"))
     assert answer(stored(everything)).endswith("All 1,437 training samples fit at once.")
 
@@ -103,7 +103,7 @@ def test_the_answer_says_what_to_act_on():
 def test_a_noise_scale_that_is_not_enough_says_what_is_missing():
     unknown = NoiseEstimate(900.0, 300.0, None, enough=False, more_steps=40)
     drawn = shown(measurement(noise=noise(unknown)))
-    assert "noise scale           900 samples  95 %: 300 to ∞" in drawn
+    assert "noise scale                900 samples  95 %: 300 to ∞" in drawn
     assert "the critical batch by noise scale is 900." in " ".join(drawn.split())
     assert "noise scale: not enough: about 40 more steps" in drawn
     nothing = NoiseEstimate(None, None, None, enough=False, problem="the workers' gradients are identical")

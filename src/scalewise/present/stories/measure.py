@@ -127,7 +127,7 @@ def _facts(document: Stored) -> tuple[Fact, ...]:
         by = f"limited by {memory.text('limited_by')}{', with --loaders 0' if memory.number('loaders') else ''}"
         found.append(Fact("largest worker batch", number(document.number("largest_worker_batch")), by))
     if document.number("knee") is not None:
-        found.append(Fact("best throughput from", number(document.number("knee")), _knee(document)))
+        found.append(Fact("fastest from worker batch", number(document.number("knee")), _knee(document)))
     if document.number("mfu") is not None:
         found.append(Fact("of the device's best", percent(document.number("mfu")), "of its fastest matrix product"))
     return tuple(found)
@@ -136,7 +136,7 @@ def _facts(document: Stored) -> tuple[Fact, ...]:
 def _knee(document: Stored) -> str:
     """What noise leaves open of it, where that is more than one doubling."""
     low, high = document.number("knee_interval", "low"), document.number("knee_interval", "high")
-    said = ["worker batch", *([span(low, high)] if low and high and high > 2 * low else [])]
+    said = [span(low, high)] if low and high and high > 2 * low else []
     rows = document.parts("training")
     if rows and document.number("knee") == rows[-1].number("worker_batch"):
         said.append("the largest tried")
