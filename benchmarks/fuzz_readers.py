@@ -29,8 +29,8 @@ from scalewise.engine.store.folder import (
     check_same,
     read_recipe,
     stored_environment,
-    stored_records,
 )
+from scalewise.engine.store.storing import stored_records
 from scalewise.errors import RunFolderError
 from scalewise.plan import links
 from scalewise.plan.records import TaskFacts, read_records

@@ -21,7 +21,8 @@ import torch.distributed as dist
 import scalewise as sw
 from scalewise.engine.loop import Training
 from scalewise.engine.store import checkpoint
-from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, stored_records
+from scalewise.engine.store.folder import RunFolder, RunRecipe, begin
+from scalewise.engine.store.storing import stored_records
 from scalewise.errors import Interrupted
 from scalewise.records import Result
 

@@ -24,7 +24,8 @@ from scalewise.doctor.diagnose import CHECKS, Diagnosis, diagnose, diagnose_fold
 from scalewise.doctor.evidence import Baseline, BatchNorm, Evidence, Finding, gain, still_falling
 from scalewise.doctor.observations import Watched, WatchedProcess
 from scalewise.engine.loop import Training
-from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, stored_records
+from scalewise.engine.store.folder import RunFolder, RunRecipe, begin
+from scalewise.engine.store.storing import stored_records
 from scalewise.errors import NonFiniteLoss, UsageError
 from scalewise.recipe import resolve
 from scalewise.stats.noise_scale import NoiseEstimate

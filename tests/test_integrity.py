@@ -22,9 +22,10 @@ from scalewise import records
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
 from scalewise.engine.store import checkpoint
-from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, make_folder, newest, stored_records
+from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, make_folder, newest
 from scalewise.engine.store.lock import holding
 from scalewise.engine.store.shards import verified_index
+from scalewise.engine.store.storing import stored_records
 from scalewise.engine.sums import replicas
 from scalewise.errors import CheckpointError, DamagedCheckpoint, ReplicasDiffer, RunFolderError
 

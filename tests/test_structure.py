@@ -148,12 +148,21 @@ def test_a_question_is_a_function_with_the_names_of_the_flags(name):
 def test_public_names():
     assert sorted(scalewise.__all__) == [
         "Epoch", "Loss", "NoiseScale", "Placement", "Recipe", "Result", "ScalewiseError", "Step", "Task",
-        "accuracy", "adapters", "augment", "load_task", "nn", "optim", "train", "watch",
+        "accuracy", "adapters", "augment", "fit", "load_task", "nn", "optim", "train", "watch",
     ]  # fmt: skip
     for name in scalewise.__all__:
         assert getattr(scalewise, name) is not None
     with pytest.raises(AttributeError):
         scalewise.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", [name for name in scalewise._HOMES if (SOURCE / name).is_dir()])
+@pytest.mark.parametrize("before", [True, False])
+def test_public_functions_keep_their_names_beside_packages(name, before):
+    modules = [f"scalewise.{name}.{path.stem}" for path in (SOURCE / name).glob("[a-z]*.py")]
+    use = f"import scalewise; function = scalewise.{name}; assert callable(function) and function is scalewise.{name}"
+    lines = [*([use] if before else []), *(f"import {module}" for module in modules), use]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
 
 
 def test_recipe_fields():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from scalewise.errors import ScalewiseError
     from scalewise.recipe import Recipe
     from scalewise.records import Epoch, Result, Step
+    from scalewise.runs.train import fit
     from scalewise.tasks import augment
     from scalewise.tasks.load import load_task
     from scalewise.tasks.task import Loss, Task, accuracy
@@ -39,6 +40,7 @@ _HOMES = {
     "Step": "scalewise.records",
     "Task": "scalewise.tasks.task",
     "accuracy": "scalewise.tasks.task",
+    "fit": "scalewise.runs.train",
     "load_task": "scalewise.tasks.load",
     "train": "scalewise.engine.loop",
     "watch": "scalewise.watch.watcher",
@@ -63,6 +65,7 @@ __all__ = [
     "accuracy",
     "adapters",
     "augment",
+    "fit",
     "load_task",
     "nn",
     "optim",

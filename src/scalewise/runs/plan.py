@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalewise.engine.placement import DeviceName
+from scalewise.engine.placement import DeviceName, Placement
 from scalewise.errors import UsageError
 from scalewise.plan import assemble as assembling
 from scalewise.plan import words
@@ -220,7 +220,7 @@ def _with_measured(
     """The records, with what they do not hold measured here."""
     from scalewise.engine.store.folder import RunFolder
     from scalewise.runs.measure import measure as measuring
-    from scalewise.runs.measure.minima.trained import train_in
+    from scalewise.runs.train import train_in
     from scalewise.runs.measure.request import MeasureRequest
 
     memory = request.hardware.memory_bytes
@@ -233,7 +233,7 @@ def _with_measured(
     if without_link:
         known = known.plus(_measured_link(request.device, folder, notify))
     if "single" in gaps:
-        train_in(RunFolder(folder / "single"), subject.task, run, request.device, notify)
+        train_in(RunFolder(folder / "single"), subject.task, run, Placement(device=request.device), notify)
         known = known.plus(read_records([folder / "single"], facts))
     skip = [part for part in ("noise", "memory", "throughput") if part not in gaps]
     if len(skip) < 3:

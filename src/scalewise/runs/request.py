@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 REQUEST_FILE = "request.json"
 
 Notify = Callable[[str], None]
+HANG_SECONDS = 60.0
+PYTHON = "python:"  # before the name of a task that no command can load: an object of a Python program
 Numbers = str | int | Sequence[int]  # 8, [1, 2, 4] or "1,2,4"
 Settings = Sequence[str] | Mapping[str, object]  # ["bn=true"] or {"bn": True}
 RequestT = TypeVar("RequestT")

@@ -21,7 +21,7 @@ from torch.utils.data import Subset
 
 from scalewise.engine.data import streams
 from scalewise.engine.data.samples import TensorSamples, open_samples
-from scalewise.engine.placement import DeviceName
+from scalewise.engine.placement import DeviceName, Placement
 from scalewise.engine.store.folder import RunFolder, RunRecipe, check_folder
 from scalewise.errors import DataError, TaskError, UsageError
 from scalewise.files import read_json
@@ -29,7 +29,7 @@ from scalewise.plan.model import Inputs, rows
 from scalewise.recipe import Derived
 from scalewise.records import finite, save_document
 from scalewise.runs.forecast import Outlook, Points, outlook, read_points
-from scalewise.runs.measure.minima.trained import train_in
+from scalewise.runs.train import train_in
 from scalewise.runs.request import (
     Begun,
     Notice,
@@ -327,7 +327,7 @@ def on_shares(
             )
             place = RunFolder(folder / f"share-{share:g}-seed-{seed}")
             notify(f"{count:,} samples, seed {seed + 1} of {seeds}")
-            train_in(place, part_of(task, count, seed), changed, device)
+            train_in(place, part_of(task, count, seed), changed, Placement(device=device))
             found.append(_trained(place, task, count, seed, epochs))
     return found
 
@@ -352,7 +352,7 @@ def on_sizes(
             changed = dataclasses.replace(run, settings=[*run.settings, setting], recipe=run.recipe.replace(seed=seed))
             place = RunFolder(folder / f"{setting}-seed-{seed}")
             notify(f"{setting}, seed {seed + 1} of {seeds}")
-            train_in(place, other, changed, device)
+            train_in(place, other, changed, Placement(device=device))
             found.append(_trained(place, other, samples, seed, run.recipe.epochs))
     return found
 

@@ -14,16 +14,15 @@ from scalewise import records
 from scalewise.engine.auto import complete
 from scalewise.engine.data import streams
 from scalewise.engine.data.samples import open_samples
-from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
 from scalewise.engine.processes.failures import translated
 from scalewise.engine.processes.signals import Stop
-from scalewise.engine.store.checkpoint import load_newest
-from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, check_same, read_recipe, stored_records
+from scalewise.engine.store.folder import RunFolder, RunRecipe, check_same, read_recipe
 from scalewise.errors import Interrupted, NonFiniteLoss, ScalewiseError, TaskError
 from scalewise.recipe import Derived, Recipe
 from scalewise.runs.compare.jobs import Failure, Job, Outcome, Progress, Setup, Stopped
 from scalewise.runs.compare.rows import Facts
+from scalewise.runs.train import started_in
 from scalewise.tasks.load import settings_of
 from scalewise.tasks.task import Task
 
@@ -103,29 +102,20 @@ def _stored(job: Job, folder: RunFolder, run: RunRecipe, task: Task) -> Outcome 
 
 
 def _train(job: Job, task: Task, setup: Setup, run: RunRecipe, folder: RunFolder, report: Report, stop: Stop) -> None:
+    """Train into the run's folder, and now and then report how far it is."""
     placement = Placement(device=setup.device, loaders=setup.loaders)
-    with Training(task, run.recipe, placement, run.derived, None, setup.hold_out, run.pilot) as training:
-        if folder.recipe.is_file():
-            for problem in load_newest(training, folder.checkpoints):
-                print(f"{problem}; set aside")
-        folder.path.mkdir(parents=True, exist_ok=True)
-        (folder.path / FAILURE_FILE).unlink(missing_ok=True)
-        begin(folder, run, training.team.device.type, 1)
-        stop.training, training.signal = training, stop.signal
-        try:
-            _follow(job, training, folder, report)
-        finally:
-            stop.training = None
-
-
-def _follow(job: Job, training: Training, folder: RunFolder, report: Report) -> None:
-    """Store the records, and now and then say how far it is."""
     due = 0.0
-    for _ in stored_records(training, folder, None):
-        now = time.monotonic()
-        if now >= due:
-            report(Progress(job, int(training.progress.learned), int(training.pace.total)))
-            due = now + REPORT_SECONDS
+    with started_in(folder, task, run, placement, notify=print, stop=stop) as started:
+        (folder.path / FAILURE_FILE).unlink(missing_ok=True)
+
+        def report_now_and_then(record: records.Record) -> None:
+            nonlocal due
+            if time.monotonic() >= due:
+                training = started.training
+                report(Progress(job, int(training.progress.learned), int(training.pace.total)))
+                due = time.monotonic() + REPORT_SECONDS
+
+        started.train(report_now_and_then)
 
 
 def _check_metric(outcome: Outcome, task: Task) -> None:

@@ -36,7 +36,6 @@ from scalewise.runs.measure.memory.largest import largest_worker_batch
 from scalewise.runs.measure.minima.landscape import line, plane
 from scalewise.runs.measure.minima.sharpness import SUBSPACE, sharpness
 from scalewise.runs.measure.minima.surface import StoredWeights, stored_weights
-from scalewise.runs.measure.minima.trained import train_in
 from scalewise.runs.measure.noise import check_groups, measure_noise
 from scalewise.runs.measure.request import RANDOM, MeasureRequest, Part
 from scalewise.runs.measure.throughput import throughput
@@ -261,7 +260,7 @@ def _minima(
     if wanted.sharpness:
         with _timed(found, "sharpness"):
             if not stored:
-                train_in(RunFolder(folder / "trained"), task, run, wanted.device, notify)
+                train_in(RunFolder(folder / "trained"), task, run, Placement(device=wanted.device), notify)
                 stored = [stored_weights(folder / "trained")]
             found = replace(found, sharpness=tuple(_minimum(task, weights, wanted, notify) for weights in stored))
     return found

@@ -1,0 +1,432 @@
+"""Train into a run folder: the one place that stores, resumes and stops a training.
+
+`fit` is the question as Python asks it. `started` gives the command what it draws, `launched` trains in several
+processes, and `train_in` trains the runs of a larger question, each in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from scalewise.engine.auto import complete
+from scalewise.engine.loop import Training
+from scalewise.engine.placement import (
+    DiskFull,
+    Placement,
+    check_processes,
+    check_recipe,
+    default_processes,
+)
+from scalewise.engine.processes import signals
+from scalewise.engine.processes.failures import translating
+from scalewise.engine.processes.fork_server import ForkServer
+from scalewise.engine.processes.last_words import leave_exit_report
+from scalewise.engine.processes.launch import Elasticity, end_with_launcher, launch
+from scalewise.engine.processes.signals import Stop
+from scalewise.engine.processes.team import joined, takes_part
+from scalewise.engine.processes.watchdog import watched
+from scalewise.engine.store.checkpoint import load_newest
+from scalewise.engine.store.folder import (
+    RunFolder,
+    RunRecipe,
+    begin,
+    begun_by_this_job,
+    check_folder,
+    check_same,
+    check_writable,
+    environment_changes,
+    make_folder,
+    read_recipe,
+)
+from scalewise.engine.store.lock import holding
+from scalewise.engine.store.storing import stored_records
+from scalewise.errors import Failed, LostContact, PlacementError, RecipeError, ScalewiseError
+from scalewise.recipe import Derived, Recipe, RecipeMode
+from scalewise.records import Record, Result
+from scalewise.runs.request import HANG_SECONDS, PYTHON, Notice, Notify, compiles, resumed_folder
+from scalewise.tasks.task import Origin, Task
+
+SAVE_SECONDS = 20.0  # for the processes that are left to save an emergency checkpoint
+MAX_RESTARTS = 3  # the default that torch's own launcher had
+OnRecord = Callable[[Record], None]
+
+
+def ignore(record: Record) -> None:
+    """Look at no record."""
+
+
+def silent(line: str) -> None:
+    """Report nothing."""
+
+
+def warn(line: str) -> None:
+    """Report what deserves attention as a Python warning."""
+    if isinstance(line, Notice):
+        warnings.warn(line, stacklevel=2)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A training into a folder, as asked for.
+
+    Arguments:
+        base: the recipe to start from, or its file; by default the task's own.
+        given: fields that the user set; they always win.
+        hang_timeout: seconds without any progress after which one of several processes counts as dead; 0 for never.
+        stop_seconds: seconds from a stop signal to the end of the process; None waits for the end of the step.
+
+    The others are those of `fit`.
+    """
+
+    task: Task
+    base: Recipe | Path | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    mode: RecipeMode = "auto"
+    epochs_fixed: bool = False
+    placement: Placement = field(default_factory=Placement)
+    folder: Path | None = None
+    resume: str | None = None
+    checkpoint_steps: int | None = None
+    on_disk_full: DiskFull = "stop"
+    hang_timeout: float = HANG_SECONDS
+    stop_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_steps is not None and self.checkpoint_steps < 1:
+            raise RecipeError(
+                f"checkpoint_steps must be at least 1, got {self.checkpoint_steps}; change --checkpoint-steps"
+            )
+
+
+def fit(
+    task: Task,
+    recipe: Recipe | None = None,
+    placement: Placement | None = None,
+    *,
+    folder: str | Path | None = None,
+    resume: str | Path | None = None,
+    mode: RecipeMode = "auto",
+    epochs_fixed: bool = False,
+    checkpoint_steps: int | None = None,
+    on_disk_full: DiskFull = "stop",
+    on_record: OnRecord = ignore,
+    notify: Notify = warn,
+) -> Result:
+    """Train into a run folder, as `scalewise train` does: derives, stores, resumes, and returns the `Result`.
+
+    >>> import scalewise as sw
+    >>> folder = getfixture("tmp_path") / "run"
+    >>> task = sw.load_task("linear")
+    >>> result = sw.fit(task, sw.Recipe(workers=4, worker_batch=8, steps=6), folder=folder)
+    >>> result.steps, sorted(path.name for path in folder.glob("*.json"))
+    (6, ['env.json', 'recipe.json', 'result.json'])
+    >>> sw.fit(task, sw.Recipe(steps=9), folder=folder, resume="auto").steps
+    9
+
+    Trains on this process, or takes part in the torchrun job that started it. The first Ctrl-C or SIGTERM stops after
+    the step, saves the state and raises `Interrupted`; the same call with `resume="auto"` then continues. A program
+    that trains several runs gives each its `folder`.
+
+    Arguments:
+        task: what is learned.
+        recipe: how. With mode `auto`, fields that were not set come from the task's own recipe or are derived.
+        placement: where; by default whatever device is available.
+        folder: the run folder, new or empty unless resumed; by default runs/<task>-<time>.
+        resume: a run folder to continue in, or `auto` for `folder`, else the newest one of this task, if it exists.
+        mode: `auto` derives what was not set when there are several workers, `plain` trains the recipe as it is.
+        epochs_fixed: keep auto to the number of samples of a single worker, at the price of accuracy.
+        checkpoint_steps: steps from checkpoint to checkpoint, besides one at the end of every epoch.
+        on_disk_full: stop when a checkpoint does not fit on the disk, or continue and try again at the next one.
+        on_record: called with every `Step`, `Epoch` and the `Result` after it is stored, on the first process.
+        notify: called with lines about the run; by default those that deserve attention become warnings.
+    """
+    request = Request(
+        task=task,
+        base=recipe if mode == "plain" else None,
+        given={} if recipe is None else {name: getattr(recipe, name) for name in recipe.model_fields_set},
+        mode=mode,
+        epochs_fixed=epochs_fixed,
+        placement=placement or Placement(),
+        folder=None if folder is None else Path(folder),
+        resume=None if resume is None else str(resume),
+        checkpoint_steps=checkpoint_steps,
+        on_disk_full=on_disk_full,
+    )
+    with started(request, notify) as run:
+        return run.train(on_record)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is ready to train on this process: its folder is locked and its newest checkpoint is loaded."""
+
+    folder: RunFolder
+    recipe: RunRecipe
+    training: Training
+    request: Request
+    notify: Notify
+    stop: Stop | None = None  # of a caller that handles the signals itself
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process stores the run and reports on it."""
+        return self.training.team.leads
+
+    def train(self, on_record: OnRecord = ignore) -> Result:
+        """Train to the end; every record is stored, then given to `on_record` on the first process."""
+        every, on_disk_full = self.request.checkpoint_steps, self.request.on_disk_full
+        with self._stopping():
+            for record in stored_records(self.training, self.folder, every, on_disk_full, self._warn):
+                if self.leads:
+                    on_record(record)
+        assert isinstance(record, Result)
+        return record
+
+    def _warn(self, line: str) -> None:
+        self.notify(Notice(line))
+
+    @contextlib.contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Let a signal stop training after the step; a second one, or one after the end, stops it at once."""
+        training, seconds, timers = self.training, self.request.stop_seconds, contextlib.ExitStack()
+        stop = self.stop or Stop()
+
+        def ask(number: int) -> None:
+            stop.ask(number)
+            if seconds is not None:
+                timer = threading.Timer(seconds, self._give_up, (number,))
+                timer.daemon = True
+                timer.start()
+                timers.callback(timer.cancel)
+            self.notify("stopping after this step to save the state; a second signal stops at once")
+
+        handled = signals.stopping(ask, lambda: training.ended) if self.stop is None else contextlib.nullcontext()
+        with timers, stop.of(training), handled:
+            yield
+
+    def _give_up(self, number: int) -> None:
+        """End a process whose step does not end; what it has not saved is lost."""
+        self.notify(f"no step has ended for {self.request.stop_seconds:.0f} s; the newest checkpoint is what is left")
+        os._exit(128 + number)
+
+
+@contextlib.contextmanager
+def started(request: Request, notify: Notify = silent) -> Iterator[Run]:
+    """The run that was asked for, on one process or as one of several, which all train what the first one resolves."""
+    if not takes_part():
+        with _opened(request, *resolved(request), notify) as run:
+            yield run
+        return
+    end_with_launcher()
+    with joined(request.placement.device) as team, watched(team, request.hang_timeout) as watch:
+        recipe, resumed = _agreed(request, team.leads)
+        if watch is not None:
+            watch.recipe = recipe.recipe
+        try:
+            with _opened(request, recipe, resumed, notify) as run:
+                yield run
+        except ScalewiseError as error:  # left before the others notice that this process has ended
+            leave_exit_report(error.exit_code, str(error), isinstance(error, LostContact))
+            raise
+
+
+def launched(
+    request: Request,
+    arguments: Sequence[str],
+    processes: int | None,
+    min_processes: int | None = None,
+    max_restarts: int | None = None,
+    fork_server: ForkServer | None = None,
+    notify: Notify = silent,
+) -> int | None:
+    """Train in several processes on this machine; None when this process is to train by itself.
+
+    Arguments:
+        request: what every process trains.
+        arguments: of `scalewise`, for every process.
+        processes: how many; by default as many as fill the machine.
+        min_processes: how many to continue with if one cannot be restarted; by default all.
+        max_restarts: how often processes are restarted when one dies; by default 3 with several processes.
+        fork_server: where processes come from, if they need not import everything themselves.
+        notify: reports restarts.
+    """
+    if takes_part():
+        return None
+    recipe = resolved(request, measure=False)[0].recipe
+    check_recipe(request.placement, recipe)
+    if processes is not None:
+        check_processes(processes, recipe, request.placement)
+    count = processes or default_processes(recipe, request.placement)
+    _check_elasticity(count, min_processes, max_restarts, request.hang_timeout)
+    if count == 1 and not max_restarts:
+        return None
+    elasticity = Elasticity(
+        max_restarts=MAX_RESTARTS if max_restarts is None else max_restarts,
+        min_processes=min_processes,
+        emergency_seconds=max(SAVE_SECONDS, request.hang_timeout),
+        say=lambda line: notify(Notice(line)),
+    )
+    return launch(count, arguments, recipe.threads or 1, elasticity=elasticity, fork_server=fork_server)
+
+
+def _check_elasticity(count: int, min_processes: int | None, max_restarts: int | None, hang_timeout: float) -> None:
+    if min_processes is not None and not 1 <= min_processes <= count:
+        raise PlacementError(
+            f"min_processes must be between 1 and the number of processes ({count}), got {min_processes}; "
+            f"change --min-processes"
+        )
+    if max_restarts is not None and max_restarts < 0:
+        raise PlacementError(f"max_restarts must be at least 0, got {max_restarts}; change --max-restarts")
+    if hang_timeout != 0 and not 1 <= hang_timeout < math.inf:
+        raise PlacementError(
+            f"hang_timeout must be at least 1 second, or 0 for never, got {hang_timeout}; change --hang-timeout"
+        )
+
+
+def resolved(request: Request, measure: bool = True) -> tuple[RunRecipe, RunFolder | None]:
+    """The recipe, complete if `measure`, and the folder of the run to continue, if any."""
+    task = request.task
+    begun = begun_by_this_job(request.folder, task.name)
+    if begun is not None:
+        return read_recipe(begun), begun
+    origin = task.origin or Origin(f"{PYTHON}{task.name}", (), None)
+    spec, settings = origin.spec, [*origin.settings]
+    path = resumed_folder(request.resume, request.folder, task.name, "recipe.json")
+    if path is not None:
+        folder = RunFolder(path)
+        stored = read_recipe(folder)
+        changes = dict(request.given)
+        if "epochs" in changes:
+            changes.setdefault("steps", None)
+        wanted = dataclasses.replace(stored, task=spec, settings=settings, recipe=stored.recipe.replace(**changes))
+        check_same(stored, wanted, folder, task.validation is not None)
+        check_writable(folder.path)
+        return wanted, folder
+    check_folder(request.folder)
+    base = Recipe.load(request.base) if isinstance(request.base, Path) else request.base or task.recipe
+    mode: RecipeMode = request.mode if measure else "plain"
+    device = request.placement.device
+    with translating():
+        recipe, derived, pilot = complete(task, base, dict(request.given), mode, device, request.epochs_fixed)
+    if recipe.compile and not compiles(device):
+        recipe = recipe.replace(compile=False)
+        derived.append(Derived("compile", False, "torch.compile needs a C++ compiler on a CPU; found none"))
+    return RunRecipe(spec, settings, recipe, derived, pilot=pilot), None
+
+
+def _agreed(request: Request, leads: bool) -> tuple[RunRecipe, RunFolder | None]:
+    """What the first process has resolved, on every process; its error is everybody's."""
+    agreed: list[Any] = [None]
+    if leads:
+        try:
+            agreed = [resolved(request)]
+        except ScalewiseError as error:
+            agreed = [(str(error), error.exit_code)]
+    dist.broadcast_object_list(agreed, 0)
+    first, second = agreed[0]
+    if isinstance(first, str):
+        raise Failed(first, second)
+    return first, second
+
+
+@contextlib.contextmanager
+def _opened(request: Request, recipe: RunRecipe, resumed: RunFolder | None, notify: Notify) -> Iterator[Run]:
+    """The run in its folder: a new one, or the one it was begun in."""
+    derived, every = recipe.derived, request.checkpoint_steps
+    training = Training(request.task, recipe.recipe, request.placement, derived, every, recipe.hold_out, recipe.pilot)
+    with translating(), training:
+        leads = training.team.leads
+        folder = resumed or _new_folder(request, training)
+        with holding(folder.path) if leads else contextlib.nullcontext():
+            if resumed is None and leads:
+                check_folder(folder.path)  # another run may have begun and ended in it in the meantime
+            run = Run(folder, recipe, training, request, notify if leads else silent)
+            _begin(run, resumed is not None)
+            yield run
+
+
+def _new_folder(request: Request, training: Training) -> RunFolder:
+    """The first process makes the folder of a new run; all use it."""
+    paths = [str(make_folder(request.folder, training.task.name).path)] if training.team.leads else [""]
+    if training.team.size > 1:
+        dist.broadcast_object_list(paths, 0)
+    return RunFolder(Path(paths[0]))
+
+
+def _begin(run: Run, resumes: bool) -> None:
+    """Load the newest good checkpoint of a run that is continued, report so, and write what is known by now."""
+    training, folder = run.training, run.folder
+    team = training.team
+    if resumes:
+        for change in environment_changes(folder, team.device.type):
+            run.notify(Notice(f"resuming elsewhere: {change}; the bytes may differ"))
+        for problem in load_newest(training, folder.checkpoints):
+            run.notify(Notice(f"{problem}; set aside"))
+        step = training.progress.step
+        where = f"step {step}" if step else "step 0: there is no checkpoint yet"
+        run.notify(f"resuming {folder.path} from {where}")
+        if training.progress.learned >= training.pace.total:
+            run.notify(
+                Notice(
+                    "nothing is left to train: the budget is done; raise --epochs or --steps (with AdaScale: of one "
+                    "worker)"
+                )
+            )
+    if team.leads:
+        begin(folder, run.recipe, team.device.type, team.size)
+
+
+def train_in(
+    folder: RunFolder, task: Task, recipe: RunRecipe, placement: Placement | None = None, notify: Notify = silent
+) -> None:
+    """Train a run of a larger question on this process alone, or continue it; one that has a result is left as it is.
+
+    Arguments:
+        folder: of the run; afterwards it holds the result and the model.
+        task, recipe, placement: what, how and where.
+        notify: reports what is being done.
+    """
+    if folder.recipe.is_file():
+        check_same(read_recipe(folder), recipe, folder, task.validation is not None)
+        if folder.result.is_file():
+            return
+    with started_in(folder, task, recipe, placement, notify) as run:
+        notify(f"training {run.training.planned_steps or 'some'} steps in {folder.path.name}")
+        run.train()
+
+
+@contextlib.contextmanager
+def started_in(
+    folder: RunFolder,
+    task: Task,
+    recipe: RunRecipe,
+    placement: Placement | None = None,
+    notify: Notify = silent,
+    stop: Stop | None = None,
+) -> Iterator[Run]:
+    """A run of a larger question on this process alone, ready to train, or to continue what the folder holds.
+
+    Arguments:
+        folder, task, recipe, placement, notify: as for `train_in`.
+        stop: passes on the stop signal of a caller that handles it; by default the first signal saves this run.
+    """
+    request = Request(task, placement=placement or Placement())
+    hold_out, pilot = recipe.hold_out, recipe.pilot
+    training = Training(task, recipe.recipe, request.placement, recipe.derived, None, hold_out, pilot, alone=True)
+    with training:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with holding(folder.path):
+            run = Run(folder, recipe, training, request, notify, stop)
+            _begin(run, folder.recipe.is_file())
+            yield run
