@@ -30,7 +30,6 @@ from scalewise.engine.store.folder import (
     read_recipe,
     stored_environment,
 )
-from scalewise.engine.store.storing import stored_records
 from scalewise.errors import RunFolderError
 from scalewise.plan import links
 from scalewise.plan.records import TaskFacts, read_records
@@ -41,6 +40,7 @@ from scalewise.runs.compare.compare import BegunComparison
 from scalewise.runs.forecast import read_points
 from scalewise.runs.measure.minima.surface import stored_weights
 from scalewise.runs.request import load_request
+from scalewise.runs.run import stored_records
 from scalewise.tasks import images, sources
 from scalewise.tasks.sources import DataFile, Source
 

@@ -22,9 +22,9 @@ import scalewise as sw
 from scalewise.engine.loop import Training
 from scalewise.engine.store import checkpoint
 from scalewise.engine.store.folder import RunFolder, RunRecipe, begin
-from scalewise.engine.store.storing import stored_records
 from scalewise.errors import Interrupted
 from scalewise.records import Result
+from scalewise.runs.run import stored_records
 
 CHECKPOINT_STEPS = 7
 SETTINGS = {"digits": [], "chars": ["width=16", "layers=1", "context=32"]}

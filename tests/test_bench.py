@@ -250,7 +250,10 @@ def test_the_machine_tells_its_sockets_and_nodes(tmp_path):
         (["collectives", "--rate", "1gbit"], "--rate 1gbit is that of links between hosts, got no --hosts"),
         (["collectives", "--processes", "3", "--hosts", "2"], "processes must spread evenly over hosts, got 3 on 2"),
         (["collectives", "--seconds", "0"], "--seconds must be above 0"),
-        (["collectives", "--out", "nowhere/link.json"], "/nowhere, which cannot; make it so or use another --out"),
+        (
+            ["collectives", "--out", "nowhere/link.json"],
+            "/nowhere is no writable folder; fix its permissions",
+        ),
         (["parallelism", "digits", "--out", __file__], "must be a new or empty folder, found one in use"),
         (["collectives", "--device", "cuda"], "--device cuda is not available here"),
         (["scaling", "nothing", "--processes", "1,2"], "unknown task 'nothing'"),

@@ -25,9 +25,9 @@ from scalewise.doctor.evidence import Baseline, BatchNorm, Evidence, Finding, ga
 from scalewise.doctor.observations import Watched, WatchedProcess
 from scalewise.engine.loop import Training
 from scalewise.engine.store.folder import RunFolder, RunRecipe, begin
-from scalewise.engine.store.storing import stored_records
 from scalewise.errors import NonFiniteLoss, UsageError
 from scalewise.recipe import resolve
+from scalewise.runs.run import stored_records
 from scalewise.stats.noise_scale import NoiseEstimate
 from scalewise.tasks.digits import digits, load, mlp
 from scalewise.tasks.generated import linear, logistic

@@ -25,9 +25,9 @@ from scalewise.engine.store import checkpoint
 from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, make_folder, newest
 from scalewise.engine.store.lock import holding
 from scalewise.engine.store.shards import verified_index
-from scalewise.engine.store.storing import stored_records
 from scalewise.engine.sums import replicas
 from scalewise.errors import CheckpointError, DamagedCheckpoint, ReplicasDiffer, RunFolderError
+from scalewise.runs.run import stored_records
 
 RECIPE = sw.Recipe(workers=2, worker_batch=8, steps=30, optimizer="adam", lr=0.01, threads=1)
 CORRUPTIONS = 240

@@ -13,7 +13,7 @@ from scalewise.cli.measure import RecipeFlags, measure
 from scalewise.engine.store.folder import RunFolder, RunRecipe
 from scalewise.errors import RunFolderError, TaskError, TooLittleMemory, UsageError
 from scalewise.runs.measure import measure as parts
-from scalewise.runs.train import train_in
+from scalewise.runs.run import train_in
 from test_resume import start, wait_for
 
 KEYS = {

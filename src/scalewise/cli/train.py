@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json as to_json
 import sys
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, recipe_flags
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, leave_page, recipe_flags
 from scalewise.engine.placement import CHECK_REPLICAS, DeviceName, DiskFull, ParallelName, Placement, ReduceName
 from scalewise.extras import check as check_extra
 from scalewise.present import live, terminal
 from scalewise.recipe import RecipeMode
-from scalewise.runs.request import HANG_SECONDS, Notice
+from scalewise.runs.request import HANG_SECONDS, Notice, Notify
 from scalewise.trackers import TrackerName, tracking
 
 if TYPE_CHECKING:
@@ -88,7 +87,6 @@ def train(
         json: Print the result as one JSON document on stdout.
         quiet: Draw nothing.
     """
-    given = {name: value for name, value in vars(flags).items() if value is not None}
     placement = Placement(device, reduce, parallel, shard_optimizer, noise, loaders, check_replicas)
     for name in track or ():
         check_extra(name)
@@ -98,20 +96,20 @@ def train(
         from scalewise.tasks.load import load_task
 
         download(task, data, quiet)
-        several = resume is not None or (processes or given.get("workers", 1)) > 1
+        several = resume is not None or (processes or flags.workers or 1) > 1  # type: ignore[attr-defined]
         with preloaded(several) as fork_server:
             base = None if recipe in ("auto", "plain") else Path(recipe)
             mode: RecipeMode = "auto" if recipe == "auto" else "plain"
-            how = base, given, mode, epochs_fixed, placement
+            how = base, given_fields(flags), mode, epochs_fixed, placement
             stored = out, resume, checkpoint_steps, on_disk_full
             request = Request(load_task(task, set or [], data), *how, *stored, hang_timeout, STOP_SECONDS)
-            notify = functools.partial(_print, terminal.console(quiet))
-            code = launched(request, sys.argv[1:], processes, min_processes, max_restarts, fork_server, notify)
+            say = _printer(terminal.console(quiet))
+            code = launched(request, sys.argv[1:], processes, min_processes, max_restarts, fork_server, say)
         return _train(request, track or [], json, quiet) if code is None else code
 
 
-def _print(console: Console, line: str) -> None:
-    console.print(line, style="yellow" if isinstance(line, Notice) else None, markup=False)
+def _printer(console: Console) -> Notify:
+    return lambda line: console.print(line, style="yellow" if isinstance(line, Notice) else None, markup=False)
 
 
 def _train(request: Request, trackers: list[TrackerName], json: bool, quiet: bool) -> int:
@@ -119,7 +117,7 @@ def _train(request: Request, trackers: list[TrackerName], json: bool, quiet: boo
     from scalewise.runs.train import started
 
     console = terminal.console(quiet)
-    with started(request, lambda line: _print(console, line)) as run:
+    with started(request, lambda line: _printer(console)(line)) as run:
         training, names = run.training, trackers if run.leads else []
         pace, done = training.pace, training.progress
         view = live.TrainingView(quiet or not run.leads, training.planned_steps, pace.total, done.learned)

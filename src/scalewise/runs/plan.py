@@ -220,8 +220,8 @@ def _with_measured(
     """The records, with what they do not hold measured here."""
     from scalewise.engine.store.folder import RunFolder
     from scalewise.runs.measure import measure as measuring
-    from scalewise.runs.train import train_in
     from scalewise.runs.measure.request import MeasureRequest
+    from scalewise.runs.run import train_in
 
     memory = request.hardware.memory_bytes
     gaps = assembling.missing(facts, run.recipe, known, request.target, memory)

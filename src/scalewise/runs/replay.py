@@ -24,7 +24,7 @@ from scalewise.engine.store.folder import RunFolder, RunRecipe, read_recipe
 from scalewise.engine.sums.flat import wide
 from scalewise.errors import DamagedCheckpoint, NonFiniteLoss, RunFolderError, UsageError
 from scalewise.records import Record, Step, read
-from scalewise.runs.request import Notify, silent
+from scalewise.runs.request import PYTHON, Notify, silent
 from scalewise.tasks import BUILT_IN
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task
@@ -145,6 +145,10 @@ def replay(
 
 def stored_task(run: RunRecipe, spec: str | None, data: Path | None) -> Task:
     """The task of a stored run; code that is not built in only if `spec` names it: a folder may come from anywhere."""
+    if run.task.startswith(PYTHON):  # no name that can be loaded is stored
+        if spec is None:
+            raise RunFolderError(f"the run trained {run.task}, an object of a program; name its code with --task")
+        return load_task(spec, run.settings, data)
     if run.task not in BUILT_IN and spec is None:
         raise RunFolderError(
             f"the run's task is code of its own, {run.task}; if you trust it, say --task {shlex.quote(run.task)}"

@@ -29,7 +29,6 @@ from scalewise.plan.model import Inputs, rows
 from scalewise.recipe import Derived
 from scalewise.records import finite, save_document
 from scalewise.runs.forecast import Outlook, Points, outlook, read_points
-from scalewise.runs.train import train_in
 from scalewise.runs.request import (
     Begun,
     Notice,
@@ -47,6 +46,7 @@ from scalewise.runs.request import (
     silent,
     single_recipe,
 )
+from scalewise.runs.run import train_in
 from scalewise.stats.learning_curve import LEAST_SIZES
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task

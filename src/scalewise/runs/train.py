@@ -1,7 +1,7 @@
-"""Train into a run folder: the one place that stores, resumes and stops a training.
+"""`scalewise train` and `sw.fit`: resolve the recipe, agree on the folder, train on one process or several.
 
-`fit` is the question as Python asks it. `started` gives the command what it draws, `launched` trains in several
-processes, and `train_in` trains the runs of a larger question, each in a folder of its own.
+`fit` is the question as Python asks it. The command uses `launched`, which trains in several processes, and `started`,
+which gives it the `Run` to draw.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,46 +26,32 @@ from scalewise.engine.placement import (
     check_recipe,
     default_processes,
 )
-from scalewise.engine.processes import signals
 from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.fork_server import ForkServer
 from scalewise.engine.processes.last_words import leave_exit_report
 from scalewise.engine.processes.launch import Elasticity, end_with_launcher, launch
-from scalewise.engine.processes.signals import Stop
 from scalewise.engine.processes.team import joined, takes_part
 from scalewise.engine.processes.watchdog import watched
-from scalewise.engine.store.checkpoint import load_newest
 from scalewise.engine.store.folder import (
     RunFolder,
     RunRecipe,
-    begin,
     begun_by_this_job,
     check_folder,
     check_same,
     check_writable,
-    environment_changes,
     make_folder,
     read_recipe,
 )
 from scalewise.engine.store.lock import holding
-from scalewise.engine.store.storing import stored_records
 from scalewise.errors import Failed, LostContact, PlacementError, RecipeError, ScalewiseError
 from scalewise.recipe import Derived, Recipe, RecipeMode
-from scalewise.records import Record, Result
-from scalewise.runs.request import HANG_SECONDS, PYTHON, Notice, Notify, compiles, resumed_folder
+from scalewise.records import Result
+from scalewise.runs.request import HANG_SECONDS, PYTHON, Notice, Notify, compiles, resumed_folder, silent
+from scalewise.runs.run import OnRecord, Run, ignore
 from scalewise.tasks.task import Origin, Task
 
 SAVE_SECONDS = 20.0  # for the processes that are left to save an emergency checkpoint
 MAX_RESTARTS = 3  # the default that torch's own launcher had
-OnRecord = Callable[[Record], None]
-
-
-def ignore(record: Record) -> None:
-    """Look at no record."""
-
-
-def silent(line: str) -> None:
-    """Report nothing."""
 
 
 def warn(line: str) -> None:
@@ -165,60 +149,6 @@ def fit(
     )
     with started(request, notify) as run:
         return run.train(on_record)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that is ready to train on this process: its folder is locked and its newest checkpoint is loaded."""
-
-    folder: RunFolder
-    recipe: RunRecipe
-    training: Training
-    request: Request
-    notify: Notify
-    stop: Stop | None = None  # of a caller that handles the signals itself
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process stores the run and reports on it."""
-        return self.training.team.leads
-
-    def train(self, on_record: OnRecord = ignore) -> Result:
-        """Train to the end; every record is stored, then given to `on_record` on the first process."""
-        every, on_disk_full = self.request.checkpoint_steps, self.request.on_disk_full
-        with self._stopping():
-            for record in stored_records(self.training, self.folder, every, on_disk_full, self._warn):
-                if self.leads:
-                    on_record(record)
-        assert isinstance(record, Result)
-        return record
-
-    def _warn(self, line: str) -> None:
-        self.notify(Notice(line))
-
-    @contextlib.contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """Let a signal stop training after the step; a second one, or one after the end, stops it at once."""
-        training, seconds, timers = self.training, self.request.stop_seconds, contextlib.ExitStack()
-        stop = self.stop or Stop()
-
-        def ask(number: int) -> None:
-            stop.ask(number)
-            if seconds is not None:
-                timer = threading.Timer(seconds, self._give_up, (number,))
-                timer.daemon = True
-                timer.start()
-                timers.callback(timer.cancel)
-            self.notify("stopping after this step to save the state; a second signal stops at once")
-
-        handled = signals.stopping(ask, lambda: training.ended) if self.stop is None else contextlib.nullcontext()
-        with timers, stop.of(training), handled:
-            yield
-
-    def _give_up(self, number: int) -> None:
-        """End a process whose step does not end; what it has not saved is lost."""
-        self.notify(f"no step has ended for {self.request.stop_seconds:.0f} s; the newest checkpoint is what is left")
-        os._exit(128 + number)
 
 
 @contextlib.contextmanager
@@ -351,8 +281,9 @@ def _opened(request: Request, recipe: RunRecipe, resumed: RunFolder | None, noti
         with holding(folder.path) if leads else contextlib.nullcontext():
             if resumed is None and leads:
                 check_folder(folder.path)  # another run may have begun and ended in it in the meantime
-            run = Run(folder, recipe, training, request, notify if leads else silent)
-            _begin(run, resumed is not None)
+            say, full, seconds = notify if leads else silent, request.on_disk_full, request.stop_seconds
+            run = Run(folder, recipe, training, say, every, full, seconds)
+            run.begin(resumes=resumed is not None)
             yield run
 
 
@@ -362,71 +293,3 @@ def _new_folder(request: Request, training: Training) -> RunFolder:
     if training.team.size > 1:
         dist.broadcast_object_list(paths, 0)
     return RunFolder(Path(paths[0]))
-
-
-def _begin(run: Run, resumes: bool) -> None:
-    """Load the newest good checkpoint of a run that is continued, report so, and write what is known by now."""
-    training, folder = run.training, run.folder
-    team = training.team
-    if resumes:
-        for change in environment_changes(folder, team.device.type):
-            run.notify(Notice(f"resuming elsewhere: {change}; the bytes may differ"))
-        for problem in load_newest(training, folder.checkpoints):
-            run.notify(Notice(f"{problem}; set aside"))
-        step = training.progress.step
-        where = f"step {step}" if step else "step 0: there is no checkpoint yet"
-        run.notify(f"resuming {folder.path} from {where}")
-        if training.progress.learned >= training.pace.total:
-            run.notify(
-                Notice(
-                    "nothing is left to train: the budget is done; raise --epochs or --steps (with AdaScale: of one "
-                    "worker)"
-                )
-            )
-    if team.leads:
-        begin(folder, run.recipe, team.device.type, team.size)
-
-
-def train_in(
-    folder: RunFolder, task: Task, recipe: RunRecipe, placement: Placement | None = None, notify: Notify = silent
-) -> None:
-    """Train a run of a larger question on this process alone, or continue it; one that has a result is left as it is.
-
-    Arguments:
-        folder: of the run; afterwards it holds the result and the model.
-        task, recipe, placement: what, how and where.
-        notify: reports what is being done.
-    """
-    if folder.recipe.is_file():
-        check_same(read_recipe(folder), recipe, folder, task.validation is not None)
-        if folder.result.is_file():
-            return
-    with started_in(folder, task, recipe, placement, notify) as run:
-        notify(f"training {run.training.planned_steps or 'some'} steps in {folder.path.name}")
-        run.train()
-
-
-@contextlib.contextmanager
-def started_in(
-    folder: RunFolder,
-    task: Task,
-    recipe: RunRecipe,
-    placement: Placement | None = None,
-    notify: Notify = silent,
-    stop: Stop | None = None,
-) -> Iterator[Run]:
-    """A run of a larger question on this process alone, ready to train, or to continue what the folder holds.
-
-    Arguments:
-        folder, task, recipe, placement, notify: as for `train_in`.
-        stop: passes on the stop signal of a caller that handles it; by default the first signal saves this run.
-    """
-    request = Request(task, placement=placement or Placement())
-    hold_out, pilot = recipe.hold_out, recipe.pilot
-    training = Training(task, recipe.recipe, request.placement, recipe.derived, None, hold_out, pilot, alone=True)
-    with training:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        with holding(folder.path):
-            run = Run(folder, recipe, training, request, notify, stop)
-            _begin(run, folder.recipe.is_file())
-            yield run

@@ -23,15 +23,11 @@ from torch.utils._pytree import tree_flatten
 from scalewise.engine.data.samples import Samples
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
-from scalewise.errors import (
-    RunFolderError,
-)
+from scalewise.errors import RunFolderError
 from scalewise.files import first_problem, read_bytes, read_json
 from scalewise.recipe import Derived, Pilot, Recipe, differing_fields
 from scalewise.records import write_atomically
 
-KEPT_CHECKPOINTS = 2
-SIGNAL_SECONDS = 3.0
 UNNAMED = "none"  # torchrun's name for a job that was given none
 _STAMP = re.compile(r"-(\d{8}-\d{6})(?:-(\d{1,9}))?", re.ASCII)
 
@@ -93,7 +89,7 @@ def check_folder(out: Path | None) -> None:
     place = out or Path("runs")
     if out is not None and out.exists() and (not out.is_dir() or any(_visible(out))):
         raise RunFolderError(
-            f"--out {out} must be a new or empty folder, found one in use; choose another, or go on with --resume {out}"
+            f"--out {out} must be a new or empty folder, found one in use; choose another, or --resume {out}"
         )
     check_writable(next(path for path in (place.absolute(), *place.absolute().parents) if path.exists()))
 
@@ -106,9 +102,7 @@ def _visible(folder: Path) -> Iterator[Path]:
 def check_writable(folder: Path) -> None:
     """Refuse a folder that takes no files: by the system's answer and, for root, by its mode, set on purpose."""
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and folder.stat().st_mode & 0o222):
-        raise RunFolderError(
-            f"a run needs a folder that can be written, got {folder}, which cannot; make it so or use another --out"
-        )
+        raise RunFolderError(f"{folder} is no writable folder; fix its permissions or pass another --out")
 
 
 def make_folder(out: Path | None, task: str) -> RunFolder:
@@ -127,7 +121,7 @@ def make_folder(out: Path | None, task: str) -> RunFolder:
         except FileExistsError:
             continue
         return RunFolder(path)
-    raise RunFolderError(f"there are 999 runs of {task} from this second in runs; use --out")
+    raise RunFolderError(f"runs/ already has 999 runs of {task} from this second; pass --out")
 
 
 def begin(folder: RunFolder, run: RunRecipe, device: str, processes: int) -> None:
@@ -183,8 +177,6 @@ def begun_by_this_job(out: Path | None, task: str) -> RunFolder | None:
 
 def environment(device: str, processes: int) -> dict[str, Any]:
     """What the bytes of a run may depend on besides task and recipe, and where it ran."""
-    import torch
-
     import scalewise
 
     return {
@@ -219,7 +211,7 @@ def check_same(stored: RunRecipe, wanted: RunRecipe, folder: RunFolder, has_vali
     ):
         raise RunFolderError(
             f"{folder.path} is a run of task {' '.join([stored.task, *stored.settings])}, got "
-            f"{' '.join([wanted.task, *wanted.settings])}; resume it with its own task, or start anew without --resume"
+            f"{' '.join([wanted.task, *wanted.settings])}; resume it with its own task, or start again without --resume"
         )
     for name in differing_fields(stored.recipe, wanted.recipe):
         raise RunFolderError(
@@ -231,7 +223,7 @@ def check_same(stored: RunRecipe, wanted: RunRecipe, folder: RunFolder, has_vali
     if before != after and not has_validation:
         raise RunFolderError(
             f"{folder.path} was trained on {'nine tenths' if before else 'all'} of the training data; "
-            f"--patience and --target hold a tenth out, or no longer do: give the task validation data, or start anew"
+            f"--patience and --target hold a tenth out, or no longer do: give the task validation data, or start again"
         )
 
 

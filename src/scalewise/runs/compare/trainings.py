@@ -22,7 +22,7 @@ from scalewise.errors import Interrupted, NonFiniteLoss, ScalewiseError, TaskErr
 from scalewise.recipe import Derived, Recipe
 from scalewise.runs.compare.jobs import Failure, Job, Outcome, Progress, Setup, Stopped
 from scalewise.runs.compare.rows import Facts
-from scalewise.runs.train import started_in
+from scalewise.runs.run import started_in
 from scalewise.tasks.load import settings_of
 from scalewise.tasks.task import Task
 

@@ -51,6 +51,7 @@ from scalewise.runs.request import (
     save_request,
     silent,
 )
+from scalewise.runs.run import train_in
 from scalewise.tasks.task import Task
 
 DOCUMENT_FILE = "measure.json"

@@ -20,12 +20,6 @@ from scalewise.runs.measure.critical.trials import Curve, Trial, follow, stored
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Origin, Task
 
-Notify = Callable[[str], None]
-
-
-def silent(line: str) -> None:
-    """Tell nobody."""
-
 
 @dataclass(frozen=True)
 class Done:

@@ -1,29 +1,172 @@
-"""The records of a training, stored as they come: metrics, checkpoints, the result and the model."""
+"""A run in its folder: everything that trains and stores does so here.
+
+A `Run` is locked and loaded; its `train` stores every record, writes checkpoints, and saves the state when a signal
+stops it. `train_in` and `started_in` train the runs of a larger question, each in a folder of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from safetensors import SafetensorError
 
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
-from scalewise.engine.placement import DiskFull
+from scalewise.engine.placement import DiskFull, Placement
 from scalewise.engine.processes import signals
 from scalewise.engine.processes.failures import translated
 from scalewise.engine.processes.heartbeat import HEARTBEAT, Heartbeat
+from scalewise.engine.processes.signals import Stop
 from scalewise.engine.store import checkpoint, emergency
-from scalewise.engine.store.folder import RunFolder, add_facts
+from scalewise.engine.store.checkpoint import load_newest
+from scalewise.engine.store.folder import (
+    RunFolder,
+    RunRecipe,
+    add_facts,
+    begin,
+    check_same,
+    environment_changes,
+    read_recipe,
+)
+from scalewise.engine.store.lock import holding
 from scalewise.errors import CheckpointError, Interrupted, LostContact, NonFiniteLoss, Place, ScalewiseError
 from scalewise.records import Epoch, Failure, Record, RecordWriter, Result, Step, keep_until, write_atomically
+from scalewise.runs.request import Notice, Notify, silent
+from scalewise.tasks.task import Task
 
 KEPT_CHECKPOINTS = 2
 SIGNAL_SECONDS = 3.0
+OnRecord = Callable[[Record], None]
+
+
+def ignore(record: Record) -> None:
+    """Look at no record."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is ready to train on this process: its folder is locked and its newest checkpoint is loaded."""
+
+    folder: RunFolder
+    recipe: RunRecipe
+    training: Training
+    notify: Notify
+    checkpoint_steps: int | None = None
+    on_disk_full: DiskFull = "stop"
+    stop_seconds: float | None = None  # from a stop signal to the end of the process; None waits for the step's end
+    stop: Stop | None = None  # of a caller that handles the signals itself
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process stores the run and reports on it."""
+        return self.training.team.leads
+
+    def begin(self, resumes: bool) -> None:
+        """Load the newest good checkpoint of a run that is continued, report so, and write what is known by now."""
+        training, folder, team = self.training, self.folder, self.training.team
+        if resumes:
+            for change in environment_changes(folder, team.device.type):
+                self._warn(f"resuming elsewhere: {change}; the bytes may differ")
+            for problem in load_newest(training, folder.checkpoints):
+                self._warn(f"{problem}; set aside")
+            step = training.progress.step
+            where = f"step {step}" if step else "step 0: there is no checkpoint yet"
+            self.notify(f"resuming {folder.path} from {where}")
+            if training.progress.learned >= training.pace.total:
+                self._warn(
+                    "nothing is left to train: the budget is done; raise --epochs or --steps (with AdaScale: of one "
+                    "worker)"
+                )
+        if team.leads:
+            begin(folder, self.recipe, team.device.type, team.size)
+
+    def train(self, on_record: OnRecord = ignore) -> Result:
+        """Train to the end; every record is stored, then given to `on_record` on the first process."""
+        stored = stored_records(self.training, self.folder, self.checkpoint_steps, self.on_disk_full, self._warn)
+        with self._stopping():
+            for record in stored:
+                if self.leads:
+                    on_record(record)
+        assert isinstance(record, Result)
+        return record
+
+    def _warn(self, line: str) -> None:
+        self.notify(Notice(line))
+
+    @contextlib.contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Let a signal stop training after the step; a second one, or one after the end, stops it at once."""
+        training, seconds, timers = self.training, self.stop_seconds, contextlib.ExitStack()
+        stop = self.stop or Stop()
+
+        def ask(number: int) -> None:
+            stop.ask(number)
+            if seconds is not None:
+                timer = threading.Timer(seconds, self._give_up, (number,))
+                timer.daemon = True
+                timer.start()
+                timers.callback(timer.cancel)
+            self.notify("stopping after this step to save the state; a second signal stops at once")
+
+        handled = signals.stopping(ask, lambda: training.ended) if self.stop is None else contextlib.nullcontext()
+        with timers, stop.of(training), handled:
+            yield
+
+    def _give_up(self, number: int) -> None:
+        """End a process whose step does not end; what it has not saved is lost."""
+        self.notify(f"no step has ended for {self.stop_seconds:.0f} s; the newest checkpoint is what is left")
+        os._exit(128 + number)
+
+
+def train_in(
+    folder: RunFolder, task: Task, recipe: RunRecipe, placement: Placement | None = None, notify: Notify = silent
+) -> None:
+    """Train a run of a larger question on this process alone, or continue it; one that has a result is left as it is.
+
+    Arguments:
+        folder: of the run; afterwards it holds the result and the model.
+        task, recipe, placement: what, how and where.
+        notify: reports what is being done.
+    """
+    if folder.recipe.is_file():
+        check_same(read_recipe(folder), recipe, folder, task.validation is not None)
+        if folder.result.is_file():
+            return
+    with started_in(folder, task, recipe, placement, notify) as run:
+        notify(f"training {run.training.planned_steps or 'some'} steps in {folder.path.name}")
+        run.train()
+
+
+@contextlib.contextmanager
+def started_in(
+    folder: RunFolder,
+    task: Task,
+    recipe: RunRecipe,
+    placement: Placement | None = None,
+    notify: Notify = silent,
+    stop: Stop | None = None,
+) -> Iterator[Run]:
+    """A run of a larger question on this process alone, ready to train, or to continue what the folder holds.
+
+    Arguments:
+        folder, task, recipe, placement, notify: as for `train_in`.
+        stop: passes on the stop signal of a caller that handles it; by default the first signal saves this run.
+    """
+    hold_out, pilot, where = recipe.hold_out, recipe.pilot, placement or Placement()
+    with Training(task, recipe.recipe, where, recipe.derived, None, hold_out, pilot, alone=True) as training:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with holding(folder.path):
+            run = Run(folder, recipe, training, notify, stop=stop)
+            run.begin(resumes=folder.recipe.is_file())
+            yield run
 
 
 def stored_records(
