@@ -65,7 +65,7 @@ def test_scaling_finds_the_process_that_keeps_the_others_waiting(scalewise, tmp_
     lost = two["lost"]
     assert two["efficiency"] + sum(lost.values()) == pytest.approx(1, abs=1e-6)
     assert two["speedup"] == pytest.approx(2 * two["efficiency"])
-    assert "the weights are the same bytes" in done.stderr
+    assert "The weights are the same bytes" in done.stderr
     assert "2 processes: " in done.stderr
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import subprocess
@@ -13,19 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
 
 import scalewise as sw
-from scalewise.cli.doctor_view import TITLES, diagnosis_view
 from scalewise.doctor.amount import efficiency
-from scalewise.doctor.diagnose import CHECKS, Diagnosis, diagnose, diagnose_folder
+from scalewise.doctor.diagnose import CHECKS, TITLES, Diagnosis, diagnose, diagnose_folder
 from scalewise.doctor.evidence import Baseline, BatchNorm, Evidence, Finding, gain, still_falling
 from scalewise.doctor.observations import Watched, WatchedProcess
 from scalewise.engine.loop import Training
 from scalewise.engine.store.folder import RunFolder, RunRecipe, begin
 from scalewise.errors import NonFiniteLoss, UsageError
+from scalewise.present import terminal
+from scalewise.present.stories.doctor import diagnosis_story
 from scalewise.recipe import resolve
 from scalewise.runs.run import stored_records
 from scalewise.stats.noise_scale import NoiseEstimate
@@ -177,7 +176,7 @@ def test_the_command(plain, scalewise):
 def test_the_command_on_a_healthy_run(single, scalewise):
     outcome = scalewise("doctor", single, "--json")
     assert json.loads(outcome.stdout) == {"findings": []}
-    assert "nothing found" in outcome.stderr
+    assert "Nothing found" in outcome.stderr
 
 
 @pytest.mark.parametrize("arguments", [["nowhere"], ["."], ["run", "nowhere"]])
@@ -437,27 +436,27 @@ def test_findings_are_ranked_and_every_cause_has_a_title():
 
 
 def rendered(diagnosis: Diagnosis) -> str:
-    console = Console(file=io.StringIO(), width=80, highlight=False, color_system=None)
-    console.print(diagnosis_view(diagnosis))
-    return "\n".join(text.rstrip() for text in console.file.getvalue().splitlines())
+    return terminal.text(diagnosis_story(diagnosis), 80)
 
 
 def test_the_view_of_findings():
     text = rendered(diagnose(evidence(batch_norm=BatchNorm(2, 4, 0.1, 100))))
     assert text == (
-        "a run\n"
-        "8 workers × 32 = global batch 256, 100 steps, sgd\n"
+        "Why did a run lose accuracy?\n"
+        "1 of 10 causes found.\n"
         "\n"
-        "1   medium   worker batch too small for batch norm  worker-batch-too-small\n"
-        "   seen  Batch norm (2 layers) takes its statistics over 4 samples; under 8\n"
-        "         they are noisy.\n"
-        "   fix   Raise --worker-batch (and --micro-batch or ghost:N) to 8 or more,\n"
-        "         with fewer workers.\n"
+        "run  8 workers × 32 = global batch 256, 100 steps, sgd\n"
         "\n"
-        "not looked for  same-data: the noise scale was not measured\n"
-        "                lr-not-adapted: the rate of one worker is not known; give its\n"
-        "                run as the second folder\n"
-        "                too-few-steps: the noise scale was not measured firmly enough"
+        " medium   worker batch too small for batch norm  worker-batch-too-small\n"
+        "   seen  Batch norm (2 layers) takes its statistics over 4 samples; under 8 they\n"
+        "         are noisy.\n"
+        "   fix   Raise --worker-batch (and --micro-batch or ghost:N) to 8 or more, with\n"
+        "         fewer workers.\n"
+        "\n"
+        "· not looked for: same-data: the noise scale was not measured\n"
+        "· not looked for: lr-not-adapted: the rate of one worker is not known; give its\n"
+        "  run as the second folder\n"
+        "· not looked for: too-few-steps: the noise scale was not measured firmly enough"
     )
 
 
@@ -480,4 +479,9 @@ def test_runs_of_two_tasks_are_not_compared(runs, single):
 
 def test_the_view_of_a_healthy_run():
     text = rendered(diagnose(evidence(workers=1)))
-    assert text == "a run\n1 worker × 32 = global batch 32, 100 steps, sgd\n\n✓ nothing found  13 causes looked for"
+    assert text == (
+        "Why did a run lose accuracy?\n"
+        "✓ Nothing found: 13 causes looked for.\n"
+        "\n"
+        "run  1 worker × 32 = global batch 32, 100 steps, sgd"
+    )

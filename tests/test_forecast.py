@@ -132,7 +132,7 @@ def test_the_command_on_a_table(scalewise_here, tmp_path):
     assert found["gamma"]["identified"] is True
     assert found["needed"]["low"] < 22_500 < found["needed"]["high"]
     screen = " ".join(done.stderr.split())
-    assert "an error of 0.1 takes" in screen
+    assert "An error of 0.1 takes" in screen
     assert "irreducible error 0.08" in screen
     below = scalewise_here("forecast", "errors.csv", "--target", "0.04", "--json")
     assert (below.code, below.json["needed"]["samples"], below.json["unreachable"]) == (3, None, True)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 import scalewise as sw
 from conftest import together
-from scalewise.cli.parallelism_view import table
 from scalewise.engine.parallel.fsdp import refuse_scalars
 from scalewise.engine.parallel.stages import balanced, split
 from scalewise.engine.parallel.tensor import plan
 from scalewise.errors import PlacementError, TaskError
+from scalewise.present import terminal
+from scalewise.present.stored import Stored
+from scalewise.present.stories.bench import benching_story
 from scalewise.runs.bench.parallelism import ParallelismReport, Row
 from scalewise.runs.bench.payload import KINDS, PLACES
 
@@ -288,11 +288,9 @@ def _ways(**seconds: float) -> ParallelismReport:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_nothing_in_the_table_of_ways_is_cut_off(width):
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(table(_ways(), width))
-    text = console.export_text()
+    text = terminal.text(benching_story(Stored(_ways().to_json())), width)
     assert "…" not in text
-    assert "82% (50%)" in text
+    assert "82 %    50 %" in text
     assert ("250 MB" in text) == (width == 120)
 
 

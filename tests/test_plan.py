@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import yaml
 
-from scalewise.cli.plan_view import accuracy_line
 from scalewise.errors import UsageError
 from scalewise.plan import law, model, words
 from scalewise.plan.assemble import Hardware, Metric, assemble, missing
@@ -22,6 +21,8 @@ from scalewise.plan.law import Stage
 from scalewise.plan.links import Link, save
 from scalewise.plan.model import Inputs
 from scalewise.plan.records import Known, TaskFacts, read_records
+from scalewise.present.stored import Stored
+from scalewise.present.stories.plan import planning_story
 from scalewise.recipe import Recipe
 from scalewise.runs.measure.efficiency import efficiency
 from scalewise.stats import gain as adascale
@@ -327,8 +328,9 @@ def test_a_row_has_the_metric_that_was_seen_with_an_interval_from_two_runs_on(re
     assert four["accuracy_low"] < four["accuracy"] < four["accuracy_high"]
     assert four["accuracy"] == pytest.approx(0.96)
     assert (four["accuracy_runs"], eight["accuracy_runs"], eight["accuracy"]) == (3, 0, 0.975)
-    assert "its spread is not known" in accuracy_line(plan)
-    assert "4 workers 0.96 (n=3)" in accuracy_line(plan)
+    facts = {fact.name: fact for fact in planning_story(Stored(plan.to_json())).facts}
+    assert "its spread is not known" in facts["test accuracy"].note
+    assert facts["seen"].value == "4 workers 96.00 % (n=3)"
 
 
 def test_the_memory_of_other_devices_is_reckoned_with(recorded):

@@ -287,9 +287,9 @@ def test_profile_digits(digits):
     covered = sum(seconds for _, seconds in times)
     assert 0.5 * document["step_seconds"] < covered < 3 * document["step_seconds"]
     for words in (
-        "bottleneck",
-        "where the time of a step goes",
-        "layer by layer",
+        document["bottleneck"],
+        "Where the time of a step goes",
+        "Layer by layer",
         "one step",
         "more processor time",
     ):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from rich.console import Console
+import json
 
-from scalewise.cli.profile_view import screen
+import pytest
+
+from scalewise.present import terminal
+from scalewise.present.stored import Stored
+from scalewise.present.stories.profile import profiling_story
 from scalewise.runs.profile.result import (
     OTHER,
     PHASES,
@@ -149,13 +152,11 @@ def test_the_screen_fits(width):
         bottleneck=said,
         advice=tried,
     )
-    console = Console(width=width, record=True, force_terminal=False, color_system=None)
-    with console.capture() as capture:
-        console.print(screen(found, width))
-    lines = capture.get().splitlines()
+    shown = terminal.text(profiling_story(Stored(json.loads(json.dumps(found.to_json())))), width)
+    lines = shown.splitlines()
     assert max(map(len, lines)) <= width
-    text = " ".join(capture.get().split())
-    assert "profiling makes a step 2.0 % longer (95 %: 1.0 % to 3.0 %" in text
+    text = " ".join(shown.split())
+    assert "profiling makes a step 2.0 % longer (95 %: 1.0 to 3.0 %" in text
     drawn = next(line for line in lines if line.startswith("process 0 ") and "f" in line)
     cells = drawn.split("process 0", 1)[1].strip()
     assert cells.count("░") == pytest.approx(len(cells) * 0.1, abs=1)
@@ -165,5 +166,5 @@ def test_the_screen_fits(width):
     assert set(loader.split("loader 0", 1)[1].strip()) == {"r"}
     under_way = next(line for line in lines if line.startswith("  under way"))
     assert under_way.count("━") == pytest.approx(len(cells) * 0.2, abs=2)
-    assert "communication 3 operations a step, 30 ms under way: 20 ms waited for, 10 ms hidden" in text
+    assert "Communication: 3 operations a step, 30 ms under way: 20 ms waited for, 10 ms hidden" in text
     assert "Other programs had the cores 30 % of the time: look again without them." in text

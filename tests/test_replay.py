@@ -91,7 +91,7 @@ def test_a_record_that_does_not_come_out_again_is_said(scalewise_here, run):
     metrics.write_text("\n".join(lines) + "\n")
     outcome = scalewise_here("replay", "run", "--step", 7)
     assert outcome.code == 1
-    assert "not what the run recorded" in outcome.stderr
+    assert "Not what the run recorded" in outcome.stderr
     assert f"loss: recorded {wrong['loss'] * (1 + 1e-12)!r}, now {wrong['loss']!r}" in outcome.stderr
 
 
@@ -137,7 +137,7 @@ def test_runs_that_do_not_differ(scalewise_here, run, tmp_path):
     assert outcome.json["differ"] is False
     assert outcome.json["step"] is None
     assert outcome.json["checkpoints"]["same"] == [20, 24]
-    assert "they do not differ: the records of 24 steps" in outcome.stderr
+    assert "They do not differ: the records of 24 steps" in outcome.stderr
 
 
 @pytest.mark.parametrize(

@@ -126,11 +126,11 @@ def test_runs_beside_each_other_are_diagnosed_against_the_single_worker(trained)
             ],
         ),
         ("measure-sweep", ["Steps to the loss", "Samples to the loss", "the law through them", "they agree"]),
-        ("forecast", ["An error of 0.02 takes 897 (580 to ∞) samples", "What lies ahead"]),
-        ("plan", ["How many workers are worth it for digits?", "4 workers: training takes", "What if?", "torchrun"]),
+        ("forecast", ["An error of 0.02 takes 897 (580 to ∞) samples", "→ 1,840"]),
+        ("plan", ["How many workers are worth it for digits?", "4 workers: 1.2 s instead of", "What if?", "torchrun"]),
         (
             "plan",
-            ["80 % interval", "666 ms to 1.6 s", "▶ 4 *", "Several workers: the rate by adascale, warm-up 0 epochs"],
+            ["80 % interval", "0.7 to 1.6 s", "▶ ~4", "Several workers: the rate by adascale, warm-up 0 epochs"],
         ),
     ],
 )

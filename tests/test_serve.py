@@ -131,7 +131,7 @@ def test_the_list_and_every_page_are_served_with_strict_headers(serving):
     for name in ("own-compare", "own-measure", "own-plan", "going", "linked"):
         assert name in shown.text
         assert serving.get(f"runs?run={name}")[0] == 200
-    assert "digits: 4 workers: training takes" in shown.text  # what came out
+    assert "digits: 4 workers: 1.2 s instead of" in shown.text  # what came out
     assert re.search(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", shown.text)  # not an age, which a kept page would have wrong
     policy = headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")

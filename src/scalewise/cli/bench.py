@@ -10,11 +10,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli import bench_view
 from scalewise.cli.flags import Json, Quiet
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, show, whole_numbers
 from scalewise.engine.placement import DeviceName
 from scalewise.present.live import StatusView
+from scalewise.present.stored import Stored
+from scalewise.present.stories.bench import benching_story
 from scalewise.runs.measure.memory import parse_bytes
 
 
@@ -45,7 +46,8 @@ def devices(
 
         with view.live():
             report = measure(quick=quick, out=out, notify=view.notify)
-        show(bench_view.devices_screen(report), report.to_json(), report.run, view.console, json)
+        document = report.to_json()
+        show(benching_story(Stored(document)), document, report.run, view.console, json)
     return 0
 
 
@@ -101,6 +103,7 @@ def collectives(
                 notify=view.notify,
             )
         profile = out if out is not None and out.suffix == ".json" else f"{report.run}/link.json"
-        screen = bench_view.collectives_screen(report)
-        show(screen, report.to_json(), report.run, view.console, json, [f"link profile {profile}"])
+        document = report.to_json()
+        notes = [f"link profile {profile}"]
+        show(benching_story(Stored(document)), document, report.run, view.console, json, notes)
     return 0

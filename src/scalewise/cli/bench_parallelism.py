@@ -12,8 +12,9 @@ from cyclopts import Parameter
 
 from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings, TaskName
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show
-from scalewise.cli.parallelism_view import parallelism_screen
 from scalewise.present.live import StatusView
+from scalewise.present.stored import Stored
+from scalewise.present.stories.bench import benching_story
 
 WITHOUT = ("threads", "epochs", "steps", "schedule", "warmup_epochs", "patience", "target", "compile")
 RecipeFlags = recipe_flags(__name__, without=WITHOUT)
@@ -72,6 +73,6 @@ def parallelism(
                 **given_fields(flags),
             )
         if report is not None:
-            screen = parallelism_screen(report, view.console.width)
-            show(screen, report.to_json(), report.run, view.console, json)
+            document = report.to_json()
+            show(benching_story(Stored(document)), document, report.run, view.console, json)
     return 0

@@ -9,10 +9,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli import bench_view
 from scalewise.cli.flags import DataFolder, Device, Json, Loaders, Quiet, Reduce, Settings, ShardOptimizer, TaskName
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show, whole_numbers
 from scalewise.present.live import StatusView
+from scalewise.present.stored import Stored
+from scalewise.present.stories.bench import benching_story
 
 DERIVED_HERE = ("workers", "threads", "epochs", "steps", "schedule", "lr_rule", "warmup_epochs", "patience", "target")
 RecipeFlags = recipe_flags(__name__, without=DERIVED_HERE)
@@ -95,5 +96,6 @@ def scaling(
                 notify=view.notify,
                 **given_fields(flags),
             )
-        show(bench_view.scaling_screen(report), report.to_json(), report.run, view.console, json)
+        document = report.to_json()
+        show(benching_story(Stored(document)), document, report.run, view.console, json)
     return 0

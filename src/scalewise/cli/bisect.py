@@ -6,10 +6,11 @@ import contextlib
 import sys
 from pathlib import Path
 
-from scalewise.cli import bisect_view
 from scalewise.cli.flags import DataFolder, Device, Json, Quiet
 from scalewise.cli.inputs import print_document
 from scalewise.present import terminal
+from scalewise.present.stored import Stored
+from scalewise.present.stories.replay import bisect_story
 
 
 def bisect(
@@ -51,7 +52,8 @@ def bisect(
 
     with contextlib.redirect_stdout(sys.stderr):
         found = find(left, right, task=task, data=data, device=device, recompute=recompute, notify=notify)
+    document = found.to_json()
     if json:
-        print_document(found.to_json())
-    console.print(bisect_view.bisect_view(found.comparison, found.recomputed, (str(left), str(right))))
+        print_document(document)
+    terminal.show(console, bisect_story(Stored(document)))
     return 0

@@ -6,9 +6,9 @@ import json as to_json
 import os
 from pathlib import Path
 
-from scalewise.cli import doctor_view
 from scalewise.cli.flags import Json, Quiet
 from scalewise.present import terminal
+from scalewise.present.stories.doctor import diagnosis_story
 
 
 def doctor(
@@ -38,5 +38,5 @@ def doctor(
     diagnosis = diagnose_folder(run, single)
     if json:
         print(to_json.dumps({"findings": [finding.to_json() for finding in diagnosis.findings]}, indent=2))
-    terminal.console(quiet).print(doctor_view.diagnosis_view(diagnosis))
+    terminal.show(terminal.console(quiet), diagnosis_story(diagnosis))
     return 0

@@ -9,11 +9,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli import forecast_view as views
 from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings
 from scalewise.cli.inputs import OUTPUT, download, given_fields, recipe_flags, show
 from scalewise.errors import TargetMissed
 from scalewise.present.live import StatusView
+from scalewise.present.stored import Stored
+from scalewise.present.stories.forecast import forecasting_story
 
 RecipeFlags = recipe_flags(__name__, without=("workers", "target", "patience", "steps", "lr_rule", "seed"))
 
@@ -84,7 +85,9 @@ def forecast(
         view = StatusView(quiet)
         with view.live():
             found = answer(request, view.notify)
-        show(views.screen(found.outlook, found.takes), found.to_json(), found.folder, view.console, json)
+        document = found.to_json()
+        story = forecasting_story(Stored(document))
+        show(story, document, found.folder, view.console, json)
     if found.outlook.unreachable:
-        raise TargetMissed(views.sentence(found.outlook))
+        raise TargetMissed(story.answer)
     return 0

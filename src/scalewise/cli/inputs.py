@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import Group, Parameter
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from scalewise.errors import UsageError
 from scalewise.present import terminal
@@ -96,7 +96,7 @@ def download(task_spec: str, data: Path | None, quiet: bool) -> None:
 
 
 def show(
-    screen: RenderableType | Story,
+    story: Story,
     document: dict[str, Any],
     folder: Path | None,
     console: Console,
@@ -106,10 +106,7 @@ def show(
     """Draw an answer, leave its page in the folder, and print the JSON document where that is asked for."""
     if folder is not None:
         leave_page(folder, console)
-    if isinstance(screen, Story):
-        terminal.show(console, screen)
-    else:
-        console.print(screen)
+    terminal.show(console, story)
     for line in [*notes, *([] if folder is None else [f"folder {folder}"])]:
         console.print(line, style="dim", markup=False)
     if json:

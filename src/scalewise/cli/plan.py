@@ -9,13 +9,14 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from scalewise.cli import plan_view as views
 from scalewise.cli.flags import DataFolder, Json, Quiet, Settings, TaskName
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import TargetMissed
 from scalewise.plan.jobs import System
 from scalewise.present.live import StatusView
+from scalewise.present.stored import Stored
+from scalewise.present.stories.plan import planning_story, refusal
 from scalewise.runs.plan import USUAL_NODE_LINK, USUAL_WORKERS, PlanRequest, answer
 
 DEVICES = Group("Devices (what is planned for)", sort_key=0)
@@ -130,8 +131,8 @@ def plan(
         with view.live():
             found = answer(request, view.notify)
         wrote = [f"wrote {file}" for file in found.job_files]
-        screen = views.screen(found.plan, view.console.width)
-        show(screen, found.to_json(), found.folder, view.console, json, wrote)
+        document = found.to_json()
+        show(planning_story(Stored(document)), document, found.folder, view.console, json, wrote)
     if found.plan.choice.row is None:
-        raise TargetMissed(views.refusal(found.plan))
+        raise TargetMissed(refusal(Stored(document)))
     return 0

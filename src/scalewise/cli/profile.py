@@ -11,8 +11,9 @@ from cyclopts import Parameter
 
 from scalewise.cli.flags import DataFolder, Device, Json, Loaders, Quiet, Reduce, Settings, ShardOptimizer, TaskName
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show
-from scalewise.cli.profile_view import screen
 from scalewise.present import terminal
+from scalewise.present.stored import Stored
+from scalewise.present.stories.profile import profiling_story
 
 RecipeFlags = recipe_flags(__name__, without=("target", "patience", "steps"))
 
@@ -90,5 +91,6 @@ def profile(
         )
         if outcome is not None:  # the first process of a job draws
             hint = f"open {TRACE_FILE} in ui.perfetto.dev"
-            show(screen(outcome.profile, view.width), outcome.to_json(), outcome.run, view, json, [hint])
+            document = outcome.to_json()
+            show(profiling_story(Stored(document)), document, outcome.run, view, json, [hint])
     return 0

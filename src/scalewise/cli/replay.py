@@ -6,10 +6,11 @@ import contextlib
 import sys
 from pathlib import Path
 
-from scalewise.cli import replay_view
 from scalewise.cli.flags import DataFolder, Device, Json, Quiet
 from scalewise.cli.inputs import print_document
 from scalewise.present import terminal
+from scalewise.present.stored import Stored
+from scalewise.present.stories.replay import replay_story
 
 
 def replay(
@@ -45,9 +46,10 @@ def replay(
     console = terminal.console(quiet)
     with contextlib.redirect_stdout(sys.stderr):
         found = compute(run, step=step, task=task, data=data, device=device, notify=console.print)
+    document = found.to_json()
     if json:
-        print_document(found.to_json())
+        print_document(document)
     for problem in found.problems:
         console.print(problem, style="yellow", markup=False)
-    console.print(replay_view.replay_view(found, str(run)))
+    terminal.show(console, replay_story(Stored(document)))
     return 1 if found.matches is False else 0

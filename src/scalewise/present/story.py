@@ -124,6 +124,19 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Lanes:
+    """What happens side by side, for a terminal: a line of cells a lane, each with the letter of what fills it most.
+
+    rows: a lane's name and its stretches (start, length, letter, look); ░ is waiting, ━ a line.
+    keys: what the letters stand for (letter, name, look).
+    """
+
+    title: str
+    rows: tuple[tuple[str, tuple[tuple[float, float, str, int], ...]], ...]
+    keys: tuple[tuple[str, str, int], ...]
+
+
+@dataclass(frozen=True)
 class Figure:
     """A drawing with its words: the description says what is to be seen, the table holds the numbers."""
 
@@ -133,7 +146,7 @@ class Figure:
     table: Table | None  # None where the same table is on show anyway
     keys: tuple[Key, ...] = ()
     note: str = ""
-    plot: Plot | None = None
+    plot: Plot | Lanes | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from scalewise.present.story import (
     Fact,
     Figure,
     Finding,
+    Lanes,
     Line,
     Meter,
     Plot,
@@ -42,7 +43,7 @@ STYLES: dict[Tone, str] = {
 SEVERITIES = {"high": "bold white on red", "medium": "black on yellow", "low": "black on cyan"}
 MARKERS = "●○◆◇▲△■□"
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white", "bright_black")
-HEIGHTS, EIGHTHS, SHADE = "▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉", "░"
+HEIGHTS, EIGHTHS, SHADE, RULE = "▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉", "░", "━"
 GAP, COLUMN_GAP = 4, 2  # between tables side by side, and between the columns of one
 LEAST_WORDS = 24  # columns of text are not squeezed below this
 PLOT_WIDTH, PLOT_HEIGHT = 56, 9
@@ -76,7 +77,7 @@ def drawn(story: Story, width: int, folded: bool = False) -> Group:
     """A story for a terminal of this width."""
     parts: list[RenderableType] = [
         *([Text(story.question, style="dim")] if story.question else []),
-        *([Text(story.answer, style="bold yellow" if story.tone == "warning" else "bold")] if story.answer else []),
+        *([Text(story.answer, style=f"bold {STYLES[story.tone]}")] if story.answer else []),
         *(Text(problem, style="yellow") for problem in story.problems),
     ]
     facts = [fact for fact in story.facts if fact.place != "page"]
@@ -137,10 +138,17 @@ def block_view(block: Shown, width: int) -> RenderableType | None:
         grid = table_view(block, width)
         return Group(grid, Text(block.legend, style="dim")) if block.legend else grid
     if isinstance(block, Figure):
-        return None if block.plot is None else plot_view(block.plot)
+        return figure_view(block, width)
     if isinstance(block, Command):
         return Text(block.text, style="cyan", overflow="fold")
     return finding_view(block) if isinstance(block, Finding) else None
+
+
+def figure_view(figure: Figure, width: int) -> Text | None:
+    """What a terminal shows of a figure, if anything."""
+    if isinstance(figure.plot, Lanes):
+        return lanes_view(figure.plot, width)
+    return None if figure.plot is None else plot_view(figure.plot)
 
 
 def _is_compact(section: Section) -> bool:
@@ -204,10 +212,11 @@ def table_view(table: Table, width: int) -> Grid:
 
 
 def _heading(table: Table, place: int) -> str:
-    """A heading on as many lines as it takes not to be wider than the cells under it."""
+    """A heading on as many lines as it takes not to be wider than the cells under it; soft hyphens may be used."""
     body = max((cell_len(_cell(row[place]).plain) for row in table.rows), default=0)
-    words = table.columns[place].split()
-    return "\n".join(textwrap.wrap(table.columns[place], max([body, *map(len, words), 1]), break_on_hyphens=False))
+    name = table.columns[place].replace("\u00ad", "- ")
+    lines = textwrap.wrap(name, max([body, *map(len, name.split()), 1]), break_on_hyphens=False)
+    return "\n".join(lines).replace("- ", "")
 
 
 def _width(table: Table, place: int, head: str) -> int:
@@ -321,3 +330,41 @@ def _axis(places: Sequence[float]) -> str:
         if start > len(line) or not line:
             line = line.ljust(max(start, 0)) + shown
     return line
+
+
+def lanes_view(lanes: Lanes, width: int) -> Text:
+    """Stretches of time, a line a lane, and what the letters stand for."""
+    stop = max(start + length for _, stretches in lanes.rows for start, length, _, _ in stretches)
+    label = COLUMN_GAP + max(cell_len(name) for name, _ in lanes.rows)
+    drawing = Text.assemble((f"{lanes.title}\n", "dim"))
+    for name, stretches in lanes.rows:
+        drawing.append(f"{name:<{label}}", style="dim")
+        for letter, look in _filled(stretches, stop / (width - label), width - label):
+            drawing.append(letter, style=_letter_style(letter, look))
+        drawing.append("\n")
+    line = 0
+    for letter, name, look in lanes.keys:
+        shown = letter * 3 if letter == SHADE else f" {letter} "
+        if line + len(shown) + len(name) + 1 > width:
+            drawing.append("\n")
+            line = 0
+        drawing.append(shown, style=_letter_style(letter, look)).append(f" {name}  ", style="dim")
+        line += len(shown) + len(name) + 3
+    return drawing
+
+
+def _filled(stretches: Sequence[tuple[float, float, str, int]], cell: float, count: int) -> list[tuple[str, int]]:
+    """The letter and look that fill most of each cell; a space where nothing fills half of it."""
+    filled: list[dict[tuple[str, int], float]] = [{} for _ in range(count)]
+    for start, length, letter, look in stretches:
+        for place in range(int(start / cell), min(count, int((start + length) / cell) + 1)):
+            share = min(start + length, (place + 1) * cell) - max(start, place * cell)
+            filled[place][letter, look] = filled[place].get((letter, look), 0.0) + max(0.0, share)
+    return [
+        max(parts, key=lambda part: parts[part]) if sum(parts.values()) >= cell / 2 else (" ", -1) for parts in filled
+    ]
+
+
+def _letter_style(letter: str, look: int) -> str:
+    colour = COLOURS[look % len(COLOURS)]
+    return "" if letter == " " else colour if letter in (SHADE, RULE) else f"black on {colour}"

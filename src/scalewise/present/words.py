@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 SHARES = ("accuracy",)
 NOTHING = "–"
 Shown = Callable[[float | None], str]
-UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
+Units = tuple[tuple[str, float], ...]
+TIMES: Units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+RATES: Units = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
+UNITS: Units = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
 
 
 def number(value: float | None) -> str:
@@ -49,6 +52,19 @@ def short(value: float) -> str:
         if size <= abs(value) < 1000 * size and not (unit == "k" and abs(value) < 1e4):
             return f"{value / size:.3g}{unit}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e4 else f"{value:.3g}"
+
+
+def magnitude(count: float | None) -> str:
+    """The order of a number.
+
+    >>> magnitude(512), magnitude(4096), magnitude(4 << 20), magnitude(1.3e-8)
+    ('512', '4k', '4M', '1e-08')
+    """
+    if count is None:
+        return NOTHING
+    if 0 < abs(count) < 1:
+        return f"{count:.0e}"
+    return f"{count:.0f}" if count < 1e3 else f"{count / 1e3:.0f}k" if count < 1e6 else f"{count / 1e6:.0f}M"
 
 
 def percent(value: float | None, digits: int = 0) -> str:
@@ -167,6 +183,19 @@ def interval(value: float | None, low: float | None, high: float | None, shown: 
     return shown(value) if low is None and high is None else f"{shown(value)} ({span(low, high, shown)})"
 
 
+def in_unit(value: float | None, low: float | None, high: float | None, units: Units) -> str:
+    """A value with its interval in two digits, all in the value's unit.
+
+    >>> in_unit(0.0018, 0.0013, 0.0027, TIMES), in_unit(628e6, 400e6, 903e6, RATES)
+    ('1.8 (1.3 to 2.7) ms', '628 (400 to 903) MB/s')
+    """
+    if value is None or low is None or high is None:
+        return NOTHING
+    name, unit = next((one for one in units if value >= one[1]), units[-1])
+    first, *ends = (f"{part / unit:.0f}" if part >= 10 * unit else f"{part / unit:.2g}" for part in (value, low, high))
+    return f"{first} ({' to '.join(ends)}) {name}"
+
+
 def metric(name: str, value: float | None) -> str:
     """The value of a metric.
 
@@ -229,6 +258,16 @@ def listed(names: Sequence[str]) -> str:
     ('a', 'a and b', 'a, b and c')
     """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
+
+
+def aligned(texts: Sequence[str]) -> list[str]:
+    """Numbers that name rows, as wide as the widest; a page drops the spaces.
+
+    >>> aligned(["8", "1,024"])
+    ['    8', '1,024']
+    """
+    widest = max(map(len, texts), default=0)
+    return [text.rjust(widest) for text in texts]
 
 
 def sentence(text: str) -> str:

@@ -77,7 +77,7 @@ class Outlook:
             "unreachable": self.unreachable,
             "regions": {"small_until": self.small, "irreducible_from": self.irreducible},
             "ahead": [{"size": size, **asdict(curve.at(size))} for size in self.ahead()],
-            "points": [{"size": size, "error": error} for size, error in self.points],
+            "points": [{"size": size, "error": error, "fitted": asdict(curve.at(size))} for size, error in self.points],
         }
 
     def ahead(self) -> list[float]:

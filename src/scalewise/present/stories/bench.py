@@ -1,4 +1,4 @@
-"""A bench: rows of numbers with their units in the names, drawn against what they grow with."""
+"""A bench: a sentence to act on, tables with curves, figures against what they grow with, and how it was measured."""
 
 from __future__ import annotations
 
@@ -8,15 +8,43 @@ from scalewise.present.bars import Bar, bars
 from scalewise.present.charts import LOOKS, Series, line_chart
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Figure, Key, Section, Story, Table
-from scalewise.present.words import count, number, percent, seconds, size
+from scalewise.present.stories.bench_tables import (
+    LOST,
+    PARTS,
+    POOR_FIT,
+    collective_sections,
+    device_sections,
+    parallelism_sections,
+    place_of,
+    processes_of,
+    scaling_sections,
+)
+from scalewise.present.story import (
+    Block,
+    Figure,
+    Key,
+    Line,
+    Only,
+    Section,
+    Story,
+    Table,
+)
+from scalewise.present.words import (
+    count,
+    number,
+    percent,
+    rough,
+    seconds,
+    sentence,
+    size,
+)
 
 MOST_ROWS = 400
+BUSY = 0.5  # running programs per core, before anything was timed, from which on a person should know
 # What rows of each kind are drawn against; of other kinds the first that they have.
 AGAINST = {"collectives": "bytes", "devices": "size", "scaling": "processes"}
 ACROSS = ("processes", "workers", "bytes", "worker_batch", "size")
 UP = ("samples_per_second", "bus_bytes_per_second", "gflops", "gigabytes_per_second", "step_seconds", "seconds")
-PARTS = ("compute", "communication", "imbalance", "input")  # that the seconds of a step are made of
 QUESTIONS = {
     "devices": "Which operations are worth sending to the device?",
     "collectives": "What does the link carry?",
@@ -29,7 +57,19 @@ def benching_story(document: Stored) -> Story:
     """The story of one bench."""
     rows = [row for row in document.parts("rows")[:MOST_ROWS] if row.is_object]
     kind = document.text("kind")
-    sections = [scaling_section(rows), growth_section(kind, rows), rows_section(rows)]
+    own = {
+        "devices": device_sections,
+        "collectives": collective_sections,
+        "scaling": scaling_sections,
+        "parallelism": parallelism_sections,
+    }.get(kind)
+    sections = [
+        *(own(document, rows) if own and rows else []),
+        scaling_section(rows),
+        growth_section(kind, rows),
+        rows_section(rows),
+        measured_section(document, rows),
+    ]
     return Story(
         question=QUESTIONS.get(kind, f"What did bench {kind} find?"),
         answer=answer(document, rows),
@@ -38,19 +78,103 @@ def benching_story(document: Stored) -> Story:
 
 
 def answer(document: Stored, rows: Sequence[Stored]) -> str:
-    """What the bench says itself, or how far the last row is from ideal."""
+    """What the bench says itself, or what it comes to."""
     own = next((text for name in ("answer", "verdict", "advice", "sentence") if (text := document.text(name))), "")
-    if own:
-        return own
-    link = document.part("link")
+    return own or sentence(_said(document, rows))
+
+
+def _said(document: Stored, rows: Sequence[Stored]) -> str:
+    link, peaks = document.part("link"), document.parts("peaks")
     if link.number("bytes_per_second") is not None:
         rate, latency = size(link.number("bytes_per_second")), seconds(link.number("latency_seconds"))
-        return f"One process's link carries {rate} a second; a message takes {latency} to begin with."
-    scaled = _efficiency(rows)
-    if scaled:
-        most, share = scaled[-1]
-        return f"{number(most)} processes reach {percent(share)} of ideal scaling."
-    return f"{number(len(rows))} rows were measured."
+        misfit = document.number("link_misfit") or 0.0
+        off = f"; the timings are off by {percent(misfit)} in the middle" if misfit > POOR_FIT else ""
+        return f"the link takes {latency} a message and carries {rate}/s each way, by the ordered reduction{off}"
+    if peaks:
+        return f"at most: {'; '.join(map(_peak, peaks))}"
+    scaled = [row for row in rows if row.number("processes") and row.number("efficiency") is not None]
+    return _scaled(document, scaled) if scaled else f"{number(len(rows))} rows were measured"
+
+
+def _peak(peak: Stored) -> str:
+    products, bandwidth = rough(peak.number("gflops")), rough(peak.number("gigabytes_per_second"))
+    return f"{place_of(peak)}: {products} GFLOP/s and {bandwidth} GB/s"
+
+
+def _scaled(document: Stored, rows: Sequence[Stored]) -> str:
+    """What more processes bring, and what the most of the rest is."""
+    base, most = rows[0], rows[-1]
+    name = processes_of(most)
+    if most is base:
+        return f"{name}: {rough(base.number('samples_per_second'))} samples/s"
+    efficiency = most.number("efficiency")
+    if most.number("speedup") is None:
+        return f"{name} reach {percent(efficiency)} of ideal scaling"
+    lost = {said: most.number("lost", f"{part}_share") or 0.0 for part, said in LOST.items()}
+    cause = max(lost, key=lambda said: lost[said])
+    rest = f"; most of the rest went into {cause}" if (efficiency or 0.0) < 0.95 else ""
+    faster = f"{most.number('speedup'):.2f} times the speed of {processes_of(base)}"
+    mode = document.text("mode") or "strong"
+    return f"{name}: {faster}, {percent(efficiency)} efficient ({mode} scaling){rest}"
+
+
+def measured_section(document: Stored, rows: Sequence[Stored]) -> Section | None:
+    """How it was measured, and what disturbed it."""
+    machine = document.part("topology")
+    if not machine.is_object or not rows:
+        return None
+    blocks: list[Block] = [Line(line.text(), "warning") for line in document.parts("missing")]
+    blocks += _weights(document, rows)
+    most = rows[-1]
+    processes, cores = most.number("processes") or 1.0, machine.number("cores") or 1.0
+    threads = (most.number("threads") or 1.0) if document.text("kind") == "scaling" else 1.0
+    if processes * threads > cores and document.text("kind") != "devices":
+        each = "" if threads == 1 else f" of {number(threads)} threads"
+        what = f"{processes_of(most)}{each} on {count(cores, 'core')}"
+        blocks.append(Line(f"{what}: they take turns, which shows in every figure of theirs.", "warning"))
+    ordered = [row.number("bytes") or 0.0 for row in rows if row.text("collective") == "ordered"]
+    if ordered and min(ordered) > min(row.number("bytes") or 0.0 for row in rows):
+        blocks.append(Line(f"ordered sums whole chunks of gradients, so {size(min(ordered))} at least.", "dim"))
+    load, all_cores = machine.number("load"), machine.number("machine_cores") or 1.0
+    if load is not None and load > BUSY * all_cores:
+        told = f"Other programs were running (load {load:.1f} on {count(all_cores, 'core')})"
+        blocks.append(Line(f"{told}: the figures are of what they left.", "warning"))
+    if machine.text("gpu_links"):
+        blocks.append(Only("terminal", machine.text("gpu_links")))
+    return Section("How it was measured", (*blocks, Line(_how(document, rows, machine), "dim")))
+
+
+def _weights(document: Stored, rows: Sequence[Stored]) -> list[Block]:
+    same = document.flag("same_weights")
+    if same is None or len(rows) < 2:
+        return []
+    if same:
+        return [Line("The weights are the same bytes on every number of processes.", "good")]
+    if document.text("reduce") == "allreduce":
+        return [Line("The weights differ in bytes: --reduce allreduce is not exact.", "warning")]
+    return [Line("The weights differ in bytes: does the task make the same data in every process?", "bad")]
+
+
+def _how(document: Stored, rows: Sequence[Stored], machine: Stored) -> str:
+    """The machine and the rounds."""
+    parts = [
+        machine.text("processor"),
+        f"{number(machine.number('cores'))} of {number(machine.number('machine_cores'))} cores",
+    ]
+    for name, word in (("sockets", "socket"), ("memory_nodes", "memory node")):
+        parts += [count(machine.number(name), word)] if machine.number(name) else []
+    load, most = machine.number("load"), rows[-1]
+    parts += [] if load is None else [f"load {load:.1f} before"]
+    rounds = f"medians of {count(most.number('rounds'), 'round')}, interleaved"
+    kind, trained = document.text("kind"), document.parts("training")
+    if kind == "collectives":
+        rounds += ", of the slowest process"
+    elif kind == "scaling":
+        threads = f"{count(most.number('threads'), 'thread')} a process"
+        rounds += f", {number(most.number('steps'))} steps each in all, {threads}"
+    elif trained:
+        rounds += f", training of {number(trained[0].number('rounds'))}"
+    return f"{', '.join(parts)}; {rounds}"
 
 
 def _efficiency(rows: Sequence[Stored]) -> list[tuple[float, float]]:
@@ -127,8 +251,8 @@ def rows_section(rows: Sequence[Stored]) -> Section | None:
         return None
     words = frozenset(i for i, name in enumerate(columns) if any(isinstance(row.part(name).value, str) for row in rows))
     cells = tuple(tuple(_cell(name, row.part(name)) for name in columns) for row in rows)
-    blocks: list[Block] = [Table(tuple(_words(name) for name in columns), cells, "All rows", words)]
-    return Section("All rows", tuple(blocks))
+    table = Table(tuple(_words(name) for name in columns), cells, "All rows", words)
+    return Section("All rows", (Only("page", table),))
 
 
 def _is_plain(value: Stored) -> bool:

@@ -8,8 +8,33 @@ from pathlib import Path
 
 from scalewise.doctor.diagnose import CHECKS, TITLES, Diagnosis, diagnose_folder
 from scalewise.present.folders import Run, is_safe
-from scalewise.present.story import Block, Finding, Section
-from scalewise.present.words import count
+from scalewise.present.story import Block, Fact, Finding, Section, Story
+from scalewise.present.words import count, number, sentence
+
+
+def diagnosis_story(diagnosis: Diagnosis) -> Story:
+    """One diagnosis: what was looked at, what was found, and what could not be looked for."""
+    evidence = diagnosis.evidence
+    workers = f"{count(evidence.workers, 'worker')} × {number(evidence.worker_batch)}"
+    size = f"{workers} = global batch {number(evidence.global_batch)}, {evidence.steps:,} steps, {evidence.optimizer}"
+    looked, found = count(len(CHECKS) - len(diagnosis.unknown), "cause"), len(diagnosis.findings)
+    unknown = [f"not looked for: {cause}: {reason}" for cause, reason in diagnosis.unknown.items()]
+    return Story(
+        question=f"Why did {evidence.name} lose accuracy?",
+        answer=f"{found} of {looked} found." if found else f"✓ Nothing found: {looked} looked for.",
+        facts=(Fact("run", size),),
+        sections=(Section("", tuple(findings(diagnosis))),) if diagnosis.findings else (),
+        notes=tuple(unknown),
+        tone="warning" if found else "good",
+    )
+
+
+def findings(diagnosis: Diagnosis, prefix: str = "") -> list[Finding]:
+    """The findings of a diagnosis, worst first."""
+    return [
+        Finding(prefix + TITLES.get(one.cause, one.cause), one.severity, sentence(one.evidence), one.fix, one.cause)
+        for one in diagnosis.findings
+    ]
 
 
 def findings_section(runs: Sequence[Run], inside: Path | None) -> Section | None:
@@ -35,10 +60,7 @@ def _of_run(run: Run, reference: Run | None, inside: Path | None, named: bool) -
     if not found.findings:
         looked = count(len(CHECKS) - len(found.unknown), "cause")
         return [f"{prefix}{looked} of lost accuracy looked for, none found."]
-    return [
-        Finding(prefix + TITLES.get(one.cause, one.cause), one.severity, one.evidence, one.fix)
-        for one in found.findings
-    ]
+    return [*findings(found, prefix)]
 
 
 def _diagnosis(run: Run, reference: Run | None, inside: Path | None) -> Diagnosis | None:

@@ -5,48 +5,100 @@ from __future__ import annotations
 from scalewise.present.charts import Mark, Series, line_chart
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Fact, Section, Story, Table
-from scalewise.present.words import interval, money, number, rough, seconds
+from scalewise.present.story import Block, Fact, Line, Meter, Section, Story, Table
+from scalewise.present.words import (
+    NOTHING,
+    aligned,
+    interval,
+    money,
+    number,
+    percent,
+    rough,
+    seconds,
+    sentence,
+    signed,
+    span,
+)
 
-CURVE_POINTS = 60
+CURVE_POINTS, MOST_ROWS, METER_WIDTH = 60, 14, 12
+AHEAD = 1  # which of the sizes ahead the answer is about
 
 
 def forecasting_story(document: Stored) -> Story:
     """The story of one forecast."""
     sections = [curve_section(document), takes_section(document)]
     return Story(
-        question=f"How much does the error fall with more {document.text('kind') or 'data'}?",
+        question=f"How much does the error fall with more {_kind(document)}?",
         answer=answer(document),
         facts=_facts(document),
         sections=tuple(section for section in sections if section is not None),
+        tone="warning" if document.flag("unreachable") else "strong",
     )
 
 
+def _kind(document: Stored) -> str:
+    return document.text("kind") or "samples"
+
+
 def answer(document: Stored) -> str:
-    """The law, and what the target takes."""
-    needed, kind, gamma = document.part("needed"), document.text("kind") or "samples", document.part("gamma")
-    floor = interval(gamma.number("value"), gamma.number("low"), gamma.number("high"))
-    law = f"The error is {number(document.number('alpha'))} · {kind}^{number(document.number('beta'))} + {floor}"
-    law += "." if gamma.flag("identified") else "; how much of it no data removes, the last number, is not identified."
-    if document.flag("unreachable"):
-        hopeful = needed.number("low")
-        at_best = f"; at the most hopeful it takes {rough(hopeful)}" if hopeful else ""
-        target = number(document.number("target"))
-        return f"No number of {kind} is seen to bring the error down to {target}{at_best}. {law}"
-    if needed.number("samples") is None:
-        return law
-    amount = interval(needed.number("samples"), needed.number("low"), needed.number("high"), rough)
-    return f"An error of {number(document.number('target'))} takes {amount} {kind}. {law}"
+    """What the target takes, or where the curve leads."""
+    return sentence(_said(document))
+
+
+def _said(document: Stored) -> str:
+    target, needed, kind = document.number("target"), document.part("needed"), _kind(document)
+    largest = max((point.number("size") or 0.0 for point in document.parts("points")), default=0.0)
+    if document.number("beta") == 0:
+        level = rough(_error_at(document, largest))
+        asked = f", so nothing says that {target:g} is reached" if document.flag("unreachable") else ""
+        return f"the errors do not fall with more {kind}: about {level} at every size{asked}"
+    if target is None or not needed.is_object:
+        ahead = next(iter(document.parts("ahead")[AHEAD:]), Stored())
+        times = f"{rough((ahead.number('size') or 0.0) / largest)} times the most seen" if largest else ""
+        return f"at {rough(ahead.number('size'))} {kind}, {times}, the error is expected to be {_range(ahead)}"
+    amount, low, high = (needed.number(name) for name in ("samples", "low", "high"))
+    if amount is not None:
+        more = amount / largest if largest else 0.0
+        times = f"{rough(more)} times the most seen" if more >= 1 else "fewer than were seen"
+        return f"an error of {target:g} takes {interval(amount, low or 0.0, high, rough)} {kind}, {times}"
+    least = f"it comes down to {_range(document.part('gamma'))}"
+    if low is None:
+        return f"an error of {target:g} is below the irreducible error, which no number of {kind} removes: {least}"
+    hopeful = f"at the most hopeful it takes {rough(low)} {kind}"
+    return f"an error of {target:g} is not reached by the best curve: {least}; {hopeful}"
+
+
+def _range(part: Stored) -> str:
+    return interval(part.number("value"), part.number("low"), part.number("high"), rough)
 
 
 def _facts(document: Stored) -> tuple[Fact, ...]:
-    found = []
-    for name in ("alpha", "beta", "gamma"):
-        part = document.part("intervals", name)
-        if part.number("value") is not None:
-            ends = f"{number(part.number('low'))} to {number(part.number('high'))}"
-            found.append(Fact(name, number(part.number("value")), ends))
-    return tuple(found)
+    """What is known of the irreducible error, of the regions, and of the exponent."""
+    gamma, kind = document.part("gamma"), _kind(document)
+    known = gamma.number("value") is not None
+    fits = f"anything from {span(gamma.number('low'), gamma.number('high'), rough)} fits"
+    floor = Fact("irreducible error", _range(gamma))
+    if not gamma.flag("identified"):
+        floor = Fact("irreducible error", "unidentified", f"{fits}; errors at larger sizes would tell")
+    small, large = (document.number("regions", name) for name in ("small_until", "irreducible_from"))
+    exponent = document.part("intervals", "beta")
+    ends = signed(span(exponent.number("low"), exponent.number("high"), rough))
+    spread = document.number("spread")
+    return (
+        *([floor] if known else []),
+        *([] if small is None else [Fact("small data", f"below {rough(small)} {kind}", "left out of the curve")]),
+        *(
+            []
+            if large is None
+            else [Fact("irreducible region", f"from {rough(large)} {kind}", "more than half of the error stays")]
+        ),
+        *(
+            []
+            if exponent.number("value") is None
+            else [Fact("exponent", signed(rough(exponent.number("value"))), ends)]
+        ),
+        *([] if spread is None else [Fact("scatter", percent(spread, 1), "of the errors about the curve")]),
+    )
 
 
 def curve_section(document: Stored) -> Section | None:
@@ -58,26 +110,75 @@ def curve_section(document: Stored) -> Section | None:
     band = tuple((a, low, high) for a, _, low, high in ahead if a and low is not None and high is not None)
     series = [Series("fitted", _law(document, [a for a, _ in (*seen, *points)])), Series("measured", seen, kind="dots")]
     series.append(Series("ahead", points, band, "both"))
-    kind = document.text("kind") or "samples"
+    kind = _kind(document)
     figure = line_chart("Error", Axis(kind, log=True), Axis("error", log=True), series, _marks(document))
     if figure is None:
         return None
-    rows = tuple((number(a), number(b), f"{number(low)} to {number(high)}") for a, b, low, high in ahead)
-    blocks: list[Block] = [figure]
-    if rows:
-        blocks.append(Table((kind, "error", "interval"), rows, "What lies ahead"))
+    blocks: list[Block] = [figure, errors_table(document, seen), Line(law(document), "dim")]
     return Section("The learning curve", tuple(blocks), "Bars are intervals of a new measurement there.")
 
 
-def _law(document: Stored, sizes: list[float]) -> tuple[tuple[float, float], ...]:
-    """ε(m) = α·m^β + γ over the sizes on show."""
+def errors_table(document: Stored, seen: tuple[tuple[float, float], ...]) -> Table:
+    """Errors by size: measured, by the curve, and ahead."""
+    measured: dict[float, list[float]] = {}
+    for size, error in sorted(seen):
+        measured.setdefault(size, []).append(error)
+    fitted = {point.number("size"): point.part("fitted") for point in document.parts("points")}
+    largest = max((error for _, error in seen), default=1.0) or 1.0
+    names: list[str] = []
+    rows: list[tuple[str | Meter, ...]] = []
+    for size, errors in [*measured.items()][-MOST_ROWS:]:
+        mean = sum(errors) / len(errors)
+        runs = f" (n={len(errors)})" if len(errors) > 1 else ""
+        expected = fitted.get(size, Stored())
+        names.append(rough(size))
+        bar = Meter(((mean / largest, 0),), METER_WIDTH)
+        rows.append((f"{rough(mean)}{runs}", bar, *_expected(document, expected, size)))
+    for row in document.parts("ahead"):
+        ahead, value = row.number("size") or 0.0, row.number("value") or 0.0
+        bar = Meter(((min(1.0, value / largest), 4),), METER_WIDTH)
+        names.append(f"→ {rough(ahead)}")
+        rows.append(("", bar, *_expected(document, row, ahead)))
+    columns = (_kind(document), "measured", "", "curve", "95 % interval", "region")
+    rows = [(name, *cells) for name, cells in zip(aligned(names), rows, strict=True)]
+    return Table(columns, tuple(rows), "Errors by size", words=frozenset({5}))
+
+
+def _expected(document: Stored, part: Stored, size: float) -> tuple[str, str, str]:
+    low, high = part.number("low"), part.number("high")
+    value = part.number("value") if part.number("value") is not None else _error_at(document, size)
+    return rough(value), NOTHING if low is None else span(low, high, rough), _region(document, size)
+
+
+def _region(document: Stored, size: float) -> str:
+    small, large = (document.number("regions", name) for name in ("small_until", "irreducible_from"))
+    if small is not None and size < small:
+        return "small data"
+    return "irreducible" if large is not None and size >= large else "power law"
+
+
+def law(document: Stored) -> str:
+    """The curve itself."""
+    alpha, beta = rough(document.number("alpha")), signed(rough(document.number("beta")))
+    return f"error = {alpha} · {_kind(document)}^{beta} + {rough(document.number('gamma', 'value'))}"
+
+
+def _error_at(document: Stored, size: float) -> float | None:
+    """ε(m) = α·m^β + γ, where that is a number."""
     alpha, beta, gamma = document.number("alpha"), document.number("beta"), document.number("gamma", "value") or 0.0
+    if alpha is None or beta is None or abs(beta) > 9 or not 0 < size < 1e30:
+        return None
+    return alpha * size**beta + gamma
+
+
+def _law(document: Stored, sizes: list[float]) -> tuple[tuple[float, float], ...]:
+    """The law over the sizes on show."""
     known = [size for size in sizes if 0 < size < 1e30]
-    if alpha is None or beta is None or abs(beta) > 9 or not known:
+    if not known:
         return ()
     low, ratio = min(known), max(known) / min(known)
     places = [low * ratio ** (place / (CURVE_POINTS - 1)) for place in range(CURVE_POINTS)]
-    return tuple((place, alpha * place**beta + gamma) for place in places)
+    return tuple((place, error) for place in places if (error := _error_at(document, place)) is not None)
 
 
 def _marks(document: Stored) -> list[Mark]:
@@ -94,14 +195,18 @@ def _marks(document: Stored) -> list[Mark]:
 
 def takes_section(document: Stored) -> Section | None:
     """What the target takes in samples, time and money."""
+    takes = document.parts("takes")
+    if not takes:
+        return None
+    priced = any(row.number("cost") is not None for row in takes)
     rows = tuple(
         (
             number(row.number("workers")),
             rough(row.number("samples")),
             seconds(row.number("seconds")),
-            money(row.number("cost")),
+            *([money(row.number("cost"))] if priced else []),
         )
-        for row in document.parts("takes")
+        for row in takes
     )
-    table = Table(("workers", "samples seen", "time", "cost"), rows, "To the target")
-    return Section("What the target takes", (table,)) if rows else None
+    columns = ("workers", "samples seen", "time", *(["cost"] if priced else []))
+    return Section("Training to the target", (Table(columns, rows, "To the target"),))

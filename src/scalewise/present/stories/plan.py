@@ -1,4 +1,4 @@
-"""A plan: what so many workers take and cost, and the same under other assumptions."""
+"""A plan: how long so many workers take, what they cost, and the same under other assumptions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,31 @@ from scalewise.plan.words import ETHERNET_LATENCY
 from scalewise.present.charts import Mark, Series, line_chart
 from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Cell, Command, Fact, Planner, Section, Story, Table
-from scalewise.present.words import NOTHING, count, metric, money, number, percent, rough, seconds
+from scalewise.present.story import Cell, Command, Fact, Planner, Section, Story, Table
+from scalewise.present.words import (
+    aligned,
+    count,
+    interval,
+    listed,
+    metric,
+    money,
+    number,
+    percent,
+    rough,
+    seconds,
+    seconds_span,
+    sentence,
+    spelled,
+)
 from scalewise.records import finite
 
 MOST_ROWS = 64
+LIMITS = {
+    "noise": "Limited by noise: beyond the critical batch more samples in a step bring less.",
+    "link": "Limited by the link: summing the gradients takes longer than computing hides.",
+    "memory": "Limited by memory: a worker batch goes through the model in parts.",
+    "input": "Limited by input: samples are not read as fast as they are used.",
+}
 
 
 def planning_story(document: Stored) -> Story:
@@ -23,6 +43,7 @@ def planning_story(document: Stored) -> Story:
     chosen = recommended(document, rows)
     sections = [
         rows_section(document, rows, chosen),
+        command_section(document),
         charts_section(rows, chosen),
         planner_section(document, rows, chosen),
     ]
@@ -30,8 +51,10 @@ def planning_story(document: Stored) -> Story:
     return Story(
         question=f"How many workers are worth it{f' for {task}' if task else ''}?",
         answer=answer(document),
-        facts=_facts(chosen, rows),
+        facts=(*_facts(chosen), *accuracy_facts(document, rows)),
         sections=tuple(section for section in sections if section is not None),
+        notes=tuple(note.shown() for note in document.parts("notes")),
+        tone="warning" if chosen is None else "strong",
     )
 
 
@@ -47,79 +70,138 @@ def rows_of(document: Stored) -> list[Stored]:
 
 
 def answer(document: Stored) -> str:
-    """What is recommended, and why."""
+    """How many workers, what they bring, what they cost, and why; or why none."""
     rows = rows_of(document)
     chosen = recommended(document, rows)
     if chosen is None:
-        return document.text("reason") or "No number of workers does what was asked for."
-    time = seconds(chosen.number("seconds"))
-    cost = "" if chosen.number("cost") is None else f" and costs {money(chosen.number('cost'))}"
-    first = next((row.number("seconds") for row in rows if row.number("workers") == 1), None)
-    several = chosen.number("workers") != 1
-    own = chosen.number("seconds")
-    faster = f", {rough(first / own)} times as fast as one" if several and first and own else ""
+        return sentence(refusal(document))
+    one = next((row for row in rows if row.number("workers") == 1 and row is not chosen), Stored())
+    took, single = chosen.number("seconds"), one.number("seconds")
+    said = f"{count(chosen.number('workers'), 'worker')}: {seconds(took)}"
+    if took and single:
+        faster = f"{rough(single / took)} times as fast, efficiency {percent(chosen.number('efficiency'))}"
+        said += f" instead of {seconds(single)} with one ({faster})"
+    if chosen.number("cost") is not None:
+        before = "" if one.number("cost") is None else f" instead of {money(one.number('cost'))}"
+        said += f", for {money(chosen.number('cost'))}{before}"
     reason = document.text("reason")
-    why = f"; it is {reason}" if reason else ""
-    said = f"{count(chosen.number('workers'), 'worker')}: training takes {time}{cost}{faster}{why}."
-    return f"{said} Limited by {chosen.text('limit')}." if chosen.text("limit") else said
+    return sentence(f"{said}; {reason}" if reason else said)
 
 
-def _facts(chosen: Stored | None, rows: Sequence[Stored]) -> tuple[Fact, ...]:
+def refusal(document: Stored) -> str:
+    """Why no row is recommended, and what comes closest."""
+    closest = [_close(row) for row in document.parts("closest")]
+    if not closest:
+        return document.text("reason") or "no number of workers does what was asked for"
+    deadline, budget = document.number("deadline_seconds"), document.number("budget")
+    wishes = [] if deadline is None else [f"--deadline {seconds(deadline)}"]
+    wishes += [] if budget is None else [f"--budget {budget:g}"]
+    return f"no number of workers keeps to {listed(wishes)}: the closest possible is {' or '.join(closest)}"
+
+
+def _close(row: Stored) -> str:
+    cost = "" if row.number("cost") is None else f" for {money(row.number('cost'))}"
+    return f"{count(row.number('workers'), 'worker')} with {seconds(row.number('seconds'))}{cost}"
+
+
+def _facts(chosen: Stored | None) -> tuple[Fact, ...]:
+    """The recommended row at a glance; a terminal has it in the answer."""
     if chosen is None:
         return ()
     cost = chosen.number("cost")
-    return (
-        Fact("workers", number(chosen.number("workers")), f"global batch {number(chosen.number('global_batch'))}"),
-        Fact("time", seconds(chosen.number("seconds")), f"{number(chosen.number('steps'))} steps"),
-        *([] if cost is None else [Fact("cost", money(cost))]),
-        Fact("efficiency", percent(chosen.number("efficiency")), "against one worker"),
-        Fact("learning rate", number(chosen.number("lr"))),
+    found = (
+        ("workers", number(chosen.number("workers")), f"global batch {number(chosen.number('global_batch'))}"),
+        ("time", seconds(chosen.number("seconds")), f"{number(chosen.number('steps'))} steps"),
+        *([] if cost is None else [("cost", money(cost), "")]),
+        ("efficiency", percent(chosen.number("efficiency")), "against one worker"),
+        ("learning rate", number(chosen.number("lr")), ""),
+        *([("limited by", chosen.text("limit"), "")] if chosen.text("limit") else []),
     )
+    return tuple(Fact(*fact, place="page") for fact in found)
+
+
+def accuracy_facts(document: Stored, rows: Sequence[Stored]) -> list[Fact]:
+    """What the metric is expected to be, and what several workers came to."""
+    inputs, name = document.part("inputs"), document.text("metric", "name") or "accuracy"
+    expected = inputs.number("accuracy")
+    target = document.number("target")
+    if expected is None:
+        return []
+    if target is not None and (recommended(document, rows) is not None or document.parts("closest")):
+        steps = f"one worker reaches it in {rough(inputs.number('single_steps'))} steps"
+        return [Fact(f"validation {spelled(name)}", metric(name, target), steps)]
+    low, high = inputs.number("accuracy_low"), inputs.number("accuracy_high")
+    spread = ", from one run: its spread is not known" if low is None or high is None else ""
+    value = interval(expected, low, high, lambda one: metric(name, one))
+    found = [Fact(f"test {spelled(name)}", value, f"each row trains as far as one worker{spread}")]
+    trained = [row for row in rows if row.number("accuracy_runs") and row.number("workers") != 1]
+    seen = [
+        f"{count(row.number('workers'), 'worker')} {metric(name, row.number('accuracy'))} "
+        f"(n={number(row.number('accuracy_runs'))})"
+        for row in trained
+    ]
+    return [*found, *([Fact("seen", listed(seen))] if seen else [])]
 
 
 def rows_section(document: Stored, rows: Sequence[Stored], chosen: Stored | None) -> Section | None:
-    """The plan as it was printed, with the command that carries it out."""
+    """Every number of workers."""
     if not rows:
         return None
-    name = document.text("metric", "name") or "accuracy"
+    metric_name = document.text("metric", "name") or "accuracy"
+    shown = spelled(metric_name)
     priced = any(row.number("cost") is not None for row in rows)
-    costs = ("cost",) if priced else ()
-    before = ("workers", "global batch", "LR", "steps", "samples", "time", "80 % interval")
-    columns = (*before, *costs, name, "efficiency", "limited by")
-    cells = tuple(_cells(row, row is chosen, name, priced) for row in rows)
-    table = Table(columns, cells, "Every number of workers", frozenset({len(columns) - 1}))
-    blocks: list[Block] = [table, *([legend] if (legend := _legend(rows, chosen)) else [])]
-    if document.text("command"):
-        blocks.append(Command(document.text("command")))
-    blocks += [note.shown() for note in document.parts("notes")]
-    return Section("The plan", tuple(blocks))
+    before = ("workers", "global batch", "peak LR", "steps", "samples", "time", "80 % interval")
+    columns = (*before, *(("cost",) if priced else ()), shown, "efficient", "limited by")
+    names = aligned([_marked(row, row is chosen) for row in rows])
+    table = Table(
+        columns,
+        tuple(_cells(name, row, row is chosen, metric_name, priced) for name, row in zip(names, rows, strict=True)),
+        "Every number of workers",
+        words=frozenset({len(columns) - 1}),
+        spare=(shown, "samples", "steps"),
+        own=next((place for place, row in enumerate(rows) if row is chosen), None),
+        legend=_legend(document, rows, chosen),
+    )
+    return Section("The plan", (table,))
 
 
-def _legend(rows: Sequence[Stored], chosen: Stored | None) -> str:
-    """What the marks mean, and how several workers are trained."""
+def command_section(document: Stored) -> Section | None:
+    """How the recommended row is started."""
+    return Section("Run it", (Command(document.text("command")),)) if document.text("command") else None
+
+
+def _legend(document: Stored, rows: Sequence[Stored], chosen: Stored | None) -> str:
+    """What the marks and words of the table mean."""
     said = ["▶ recommended."] if chosen is not None else []
     if any(row.flag("extrapolated") for row in rows):
-        said.append("* beyond the largest global batch that was really trained.")
+        seen = number(document.number("inputs", "measured_global_batch"))
+        said.append(f"~ extrapolated: no training was seen beyond a global batch of {seen}.")
+    limits = dict.fromkeys(row.text("limit") for row in rows)
+    said += [LIMITS[name] for name in limits if name in LIMITS]
     several = next((row for row in rows if (row.number("workers") or 0) > 1 and row.text("rule")), None)
     if several is not None:
         warmup = number(several.number("warmup_epochs") or 0.0)
-        said.append(f"Several workers: the rate by {several.text('rule')}, warm-up {warmup} epochs.")
-    return " ".join(said)
+        said.append(f"Several workers: the rate by {several.text('rule')}, warm-up {warmup} epochs, as train does.")
+    return "\n".join(said)
 
 
-def _cells(row: Stored, chosen: bool, name: str, priced: bool) -> tuple[str | Cell, ...]:
-    low, high = row.number("seconds_low"), row.number("seconds_high")
+def _marked(row: Stored, chosen: bool) -> str:
+    return f"{'▶ ' if chosen else ''}{'~' if row.flag('extrapolated') else ''}{number(row.number('workers'))}"
+
+
+def _cells(workers: str, row: Stored, chosen: bool, name: str, priced: bool) -> tuple[str | Cell, ...]:
+    efficiency = row.number("efficiency")
     cells = (
-        ("▶ " if chosen else "") + number(row.number("workers")) + (" *" if row.flag("extrapolated") else ""),
+        workers,
         number(row.number("global_batch")),
-        number(row.number("lr")),
+        rough(row.number("lr")),
         number(row.number("steps")),
-        number(row.number("samples")),
+        rough(row.number("samples")),
         seconds(row.number("seconds")),
-        NOTHING if low is None or high is None else f"{seconds(low)} to {seconds(high)}",
+        seconds_span(row.number("seconds_low"), row.number("seconds_high")),
         *([money(row.number("cost"))] if priced else []),
         metric(name, row.number("accuracy")),
-        percent(row.number("efficiency")),
+        "< 1 %" if efficiency is not None and 0 < efficiency < 0.01 else percent(efficiency),
         row.text("limit"),
     )
     return tuple(Cell(cell, "good") for cell in cells) if chosen else cells
