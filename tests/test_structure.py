@@ -148,7 +148,8 @@ def test_a_question_is_a_function_with_the_names_of_the_flags(name):
 def test_public_names():
     assert sorted(scalewise.__all__) == [
         "Epoch", "Loss", "NoiseScale", "Placement", "Recipe", "Result", "ScalewiseError", "Step", "Task",
-        "accuracy", "adapters", "augment", "fit", "load_task", "nn", "optim", "train", "watch",
+        "accuracy", "adapters", "augment", "compare", "fit", "forecast", "load_task", "measure", "nn", "optim", "plan",
+        "train", "watch",
     ]  # fmt: skip
     for name in scalewise.__all__:
         assert getattr(scalewise, name) is not None

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from scalewise.errors import ScalewiseError
     from scalewise.recipe import Recipe
     from scalewise.records import Epoch, Result, Step
+    from scalewise.runs.compare.compare import compare
+    from scalewise.runs.measure.measure import measure
+    from scalewise.runs.plan import plan
+    from scalewise.runs.subsets import forecast
     from scalewise.runs.train import fit
     from scalewise.tasks import augment
     from scalewise.tasks.load import load_task
@@ -40,8 +44,12 @@ _HOMES = {
     "Step": "scalewise.records",
     "Task": "scalewise.tasks.task",
     "accuracy": "scalewise.tasks.task",
+    "compare": "scalewise.runs.compare.compare",
     "fit": "scalewise.runs.train",
+    "forecast": "scalewise.runs.subsets",
     "load_task": "scalewise.tasks.load",
+    "measure": "scalewise.runs.measure.measure",
+    "plan": "scalewise.runs.plan",
     "train": "scalewise.engine.loop",
     "watch": "scalewise.watch.watcher",
 }
@@ -65,10 +73,14 @@ __all__ = [
     "accuracy",
     "adapters",
     "augment",
+    "compare",
     "fit",
+    "forecast",
     "load_task",
+    "measure",
     "nn",
     "optim",
+    "plan",
     "train",
     "watch",
 ]

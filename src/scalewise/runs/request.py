@@ -45,15 +45,24 @@ def silent(line: str) -> None:
 
 def request_from(kind: type[RequestT], task: str | Path | Task, options: Mapping[str, Any]) -> RequestT:
     """A request from keyword arguments: its own fields, and fields of the recipe as what was given."""
-    subject, *others = (field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
-    known = {*others} - {"given"}
+    subject, *others = dataclasses.fields(kind)  # type: ignore[arg-type]
+    known = {field.name: str(field.type) for field in others if field.name != "given"}
     given = {name: value for name, value in options.items() if name in Recipe.model_fields and name not in known}
     unknown = [name for name in options if name not in known and name not in given]
     if unknown:
         names = ", ".join(sorted(known))
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; options are {names}, and fields of sw.Recipe")
-    own = {name: value for name, value in options.items() if name in known}
-    return kind(**own, **{subject: str(task) if isinstance(task, Path) else task, "given": given})
+    own = {name: _with_paths(known[name], value) for name, value in options.items() if name in known}
+    return kind(**own, **{subject.name: str(task) if isinstance(task, Path) else task, "given": given})
+
+
+def _with_paths(annotation: str, value: Any) -> Any:  # noqa: ANN401
+    """The value of a field, with paths where the field has them and strings were given, or the other way round."""
+    if "Path" not in annotation:
+        return str(value) if isinstance(value, Path) else value
+    if isinstance(value, str | Path):
+        return (Path(value),) if "Sequence" in annotation else Path(value)
+    return value if value is None else tuple(map(Path, value))
 
 
 def check_alone(command: str) -> None:

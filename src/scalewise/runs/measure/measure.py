@@ -33,6 +33,7 @@ from scalewise.runs.measure.critical.sweep import (
 from scalewise.runs.measure.critical.sweep import SEEDS as SWEEP_SEEDS
 from scalewise.runs.measure.measurement import Measurement, Minimum
 from scalewise.runs.measure.memory.largest import largest_worker_batch
+from scalewise.runs.measure.memory.trials import can_be_passed_on
 from scalewise.runs.measure.minima.landscape import line, plane
 from scalewise.runs.measure.minima.sharpness import SUBSPACE, sharpness
 from scalewise.runs.measure.minima.surface import StoredWeights, stored_weights
@@ -41,6 +42,7 @@ from scalewise.runs.measure.request import RANDOM, MeasureRequest, Part
 from scalewise.runs.measure.throughput import throughput
 from scalewise.runs.request import (
     Begun,
+    Notice,
     Notify,
     answering,
     compilable,
@@ -73,8 +75,8 @@ def measure(task: str | Path | Task, *, notify: Notify = silent, **options: Any)
         (103.2, 103.2)
 
     Arguments:
-        task: a built-in name, a file, or a `Task`. What others cannot load is trained in this process, one run after
-            another; the largest worker batch is tried in other processes, so that such a task must be picklable for it.
+        task: a built-in name, a file, or a `Task`. One that other processes cannot load is trained in this process, one
+            run after another, and its largest worker batch is not measured.
         notify: called with each line on what is being done.
         options: fields of `MeasureRequest`, named like the flags of the command, and fields of the recipe.
     """
@@ -130,6 +132,9 @@ def measured(task: Task, run: RunRecipe, wanted: MeasureRequest, folder: Path, n
         Unfinished: where memory is short after some parts are measured, with those.
     """
     stored = [_of_this_task(stored_weights(path), run) for path in wanted.runs]
+    if "memory" not in wanted.skip and not can_be_passed_on(task):
+        notify(Notice(f"the largest worker batch is not measured: other processes cannot load the task {task.name}"))
+        wanted = replace(wanted, skip=(*wanted.skip, "memory"))
     if "noise" not in wanted.skip:
         check_groups(task, run.recipe, wanted.device)
     _check_room(task, run.recipe, wanted)

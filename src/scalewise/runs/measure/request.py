@@ -32,7 +32,7 @@ class MeasureRequest:
 
     task: str | Task
     set: Settings | None = None
-    recipe: Path | str | None = None
+    recipe: Path | None = None
     verify: Verify | None = None
     target: float | None = None
     seeds: int | None = None

@@ -113,6 +113,16 @@ def worst(notes: Mapping[int, Note], code: int, said: str, expected: float, job:
     raise ProcessFailed(f"the process that tries worker batches {how_it_ended(code)}{last_lines(said)}")
 
 
+def can_be_passed_on(task: Task) -> bool:
+    """Whether another process can have the task: loaded by its name, or pickled, and nothing of it from a script."""
+    if task.origin is not None:
+        return True
+    try:
+        return b"__main__" not in pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+
+
 def _source(task: Task) -> Origin | bytes:
     if task.origin is not None:
         return task.origin
