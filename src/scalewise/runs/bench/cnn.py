@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from scalewise.engine.placement import Placement
 from scalewise.recipe import Recipe
 from scalewise.records import Epoch, Record, Step
 from scalewise.runs.bench.operations import Place
+from scalewise.runs.request import Notify
 from scalewise.stats.timing import median_interval, rounds
 from scalewise.tasks.digits import digits
 from scalewise.tasks.task import Task
@@ -24,7 +25,6 @@ MOST_EPOCHS = 6.0
 MOST_ROUNDS = 9
 CLOSE = 1.01  # kernels differ between devices, so losses do in their last digits
 SAMPLES = 12  # of the utilisation over time
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)

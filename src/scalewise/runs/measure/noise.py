@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from scalewise.engine.placement import DeviceName, Placement
 from scalewise.errors import TaskError
 from scalewise.recipe import Recipe
 from scalewise.runs.measure.frozen import BLOCKS, GroupGradients, PooledNoise, Table, estimate, preconditioners
+from scalewise.runs.request import Notify, silent
 from scalewise.stats.interval import Interval
 from scalewise.stats.noise_scale import ENOUGH_RATIO, NoiseEstimate, rounded_up, trapezoid_weights, weighted_mean
 from scalewise.tasks.task import Task
@@ -26,8 +27,6 @@ FIRST_SAMPLES, MOST_SAMPLES = 1024, 8192  # looked at in a step
 LAST_SAMPLES = 32768  # where those are not enough
 MOST_PASSES = 2  # over data so few that one is not enough, if a sample is always the same
 TIGHT_RATIO = 1.5  # between the ends of the interval: then a step is done
-
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def measure_noise(
     steps: int | None = None,
     layers: bool = False,
     device: DeviceName = "auto",
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
 ) -> NoiseReport:
     """Train the recipe with one worker and look at the gradients of fresh samples in five stages of it.
 

@@ -29,10 +29,10 @@ from scalewise.engine.processes.memory import STATUS, free_memory, held, is_out_
 from scalewise.engine.processes.team import choose_device
 from scalewise.recipe import Recipe, resolve
 from scalewise.runs.measure.memory.steps import smallest_batch, take_step, trial_recipe
+from scalewise.runs.request import Notify, silent
 from scalewise.stats.timing import Knee, Rate, find_knee, rate
 from scalewise.tasks.task import Task
 
-Notify = Callable[[str], None]
 ROUNDS = 9
 ROUND_SECONDS = 0.06  # of one worker batch in one round, or one step if that takes longer
 COLD_SECONDS = 0.05  # a step shorter than this feels what others have left in the caches
@@ -80,7 +80,7 @@ def throughput(
     *,
     largest: int | None = None,
     placement: Placement | None = None,
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
 ) -> ThroughputReport:
     """Measure samples per second at worker batches that double.
 

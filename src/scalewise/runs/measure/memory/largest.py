@@ -29,9 +29,9 @@ from scalewise.recipe import Recipe, resolve
 from scalewise.runs.measure.memory import show_bytes
 from scalewise.runs.measure.memory.steps import Job, Note, Parts
 from scalewise.runs.measure.memory.trials import Children, OnDevice, free_on_device
+from scalewise.runs.request import Notify, silent
 from scalewise.tasks.task import Task
 
-Notify = Callable[[str], None]
 SPARE = 0.02  # of the room on a CPU: the same training needs now a little more, now a little less
 COUNTS = {
     "cpu": "what a process holds of its own: Python, torch, the data, weights, gradients, optimizer state, activations",
@@ -107,7 +107,7 @@ def largest_worker_batch(
     budget: int | None = None,
     processes: int = 1,
     placement: Placement | None = None,
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
 ) -> MemoryReport:
     """Find the largest worker batch that trains within the budget, exact to 3 %.
 

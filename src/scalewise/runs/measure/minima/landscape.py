@@ -12,7 +12,7 @@ where there is none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,13 +24,12 @@ from scalewise.engine.placement import DeviceName
 from scalewise.recipe import Recipe
 from scalewise.records import finite
 from scalewise.runs.measure.minima.surface import SAMPLES, Surface, Weights, opened
+from scalewise.runs.request import Notify, silent
 from scalewise.tasks.task import Task
 
 LINE = tuple(np.linspace(-1, 2, 25).tolist())
 ACROSS = tuple(np.linspace(-0.5, 1.5, 9).tolist())  # of a plane, where the runs are at 0 and 1 …
 AROUND = tuple(np.linspace(-1, 1, 9).tolist())  # … and where a random direction leaves the line at 0
-
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def line(
     alphas: Sequence[float] = LINE,
     samples: int = SAMPLES,
     device: DeviceName = "auto",
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
 ) -> Line:
     """Loss and metrics along the line through two runs' weights.
 
@@ -138,7 +137,7 @@ def plane(
     ys: Sequence[float] | None = None,
     samples: int = SAMPLES,
     device: DeviceName = "auto",
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
 ) -> Plane:
     """Training loss and metrics on the plane through two runs' weights and a third direction.
 

@@ -24,6 +24,7 @@ from scalewise.engine.placement import DeviceName
 from scalewise.errors import NonFiniteLoss
 from scalewise.recipe import Recipe
 from scalewise.runs.measure.minima.surface import SAMPLES, Weights, opened
+from scalewise.runs.request import Notify, silent
 from scalewise.tasks.task import Task
 
 EPSILONS = (1e-3, 5e-4)
@@ -31,7 +32,6 @@ SUBSPACE = 100  # dimensions; both as in the paper
 ITERATIONS = 10
 
 Function = Callable[[np.ndarray], tuple[float, np.ndarray]]  # value and gradient
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def sharpness(
     samples: int = SAMPLES,
     iterations: int = ITERATIONS,
     device: DeviceName = "auto",
-    notify: Notify = lambda line: None,
+    notify: Notify = silent,
 ) -> SharpnessReport:
     """The sharpness of the training loss at a run's weights.
 
