@@ -35,6 +35,7 @@ from scalewise.runs.request import (
     answering,
     check_alone,
     comma_separated,
+    keywords_of,
     load_subject,
     request_from,
     save_request,
@@ -147,6 +148,7 @@ class PlanResult:
         return content
 
 
+@keywords_of(PlanRequest)
 def plan(task: str | Path | Task, *, notify: Notify = silent, **options: Any) -> PlanResult:  # noqa: ANN401
     """Plan how far more workers go: steps, time, money and accuracy at each number of them.
 

@@ -7,6 +7,7 @@ a document holds what --json prints. Imports no torch, so that commands show the
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ PYTHON = "python:"  # before the name of a task that no command can load: an obj
 Numbers = str | int | Sequence[int]  # 8, [1, 2, 4] or "1,2,4"
 Settings = Sequence[str] | Mapping[str, object]  # ["bn=true"] or {"bn": True}
 RequestT = TypeVar("RequestT")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
 class Notice(str):
@@ -41,6 +43,23 @@ class Notice(str):
 
 def silent(line: str) -> None:
     """Report nothing."""
+
+
+def keywords_of(kind: type) -> Callable[[FunctionT], FunctionT]:
+    """Decorate a function that passes its keywords on to a request: its signature, and help, name them one by one."""
+
+    def named(function: FunctionT) -> FunctionT:
+        own = inspect.signature(function)
+        subject, *others = own.parameters.values()
+        fields = [field for field in dataclasses.fields(kind)[1:] if field.name != "given"]
+        options = [
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+            for field in fields
+        ]
+        function.__signature__ = own.replace(parameters=[subject, *options, *others])  # type: ignore[attr-defined]
+        return function
+
+    return named
 
 
 def request_from(kind: type[RequestT], task: str | Path | Task, options: Mapping[str, Any]) -> RequestT:

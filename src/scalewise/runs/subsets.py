@@ -38,6 +38,7 @@ from scalewise.runs.request import (
     answering,
     check_alone,
     check_counts,
+    keywords_of,
     load_subject,
     request_from,
     resumed_folder,
@@ -156,6 +157,7 @@ class ForecastResult:
         return content
 
 
+@keywords_of(ForecastRequest)
 def forecast(source: str | Path | Task, *, notify: Notify = silent, **options: Any) -> ForecastResult:  # noqa: ANN401
     """Forecast how much data, or how large a model, an error takes.
 

@@ -34,6 +34,7 @@ from scalewise.runs.request import (
     check_unchanged,
     comma_separated,
     compilable,
+    keywords_of,
     load_request,
     load_subject,
     request_from,
@@ -182,6 +183,7 @@ class CompareResult:
             raise Failed("every run diverged; lower --lr", 1)
 
 
+@keywords_of(CompareRequest)
 def compare(task: str | Path | Task, *, follow: Follow = unfollowed, **options: Any) -> CompareResult:  # noqa: ANN401
     """Compare remedies for many workers, over seeds.
 

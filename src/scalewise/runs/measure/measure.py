@@ -46,6 +46,7 @@ from scalewise.runs.request import (
     Notify,
     answering,
     compilable,
+    keywords_of,
     load_subject,
     request_from,
     resumed_folder,
@@ -67,6 +68,7 @@ class Unfinished(TooLittleMemory):
         self.found = replace(found, unfinished=message)
 
 
+@keywords_of(MeasureRequest)
 def measure(task: str | Path | Task, *, notify: Notify = silent, **options: Any) -> Measurement:  # noqa: ANN401
     """Measure how far a model can scale.
 
