@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,8 @@ from conftest import environment
 from scalewise.engine.processes.job import Job, Start
 from scalewise.errors import Failed
 from scalewise.plan import links
+from scalewise.present.stored import Stored
+from scalewise.present.stories.bench import machine_words
 from scalewise.runs.bench import cnn, devices
 from scalewise.runs.bench.collectives import EXCHANGES, NAMES, bus_factor
 from scalewise.runs.bench.common import topology
@@ -235,8 +238,9 @@ def test_the_machine_tells_its_sockets_and_nodes(tmp_path):
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Abacus 9\n")
     found = topology(tmp_path, tmp_path / "cpuinfo")
     assert (found.sockets, found.memory_nodes, found.processor) == (2, 1, "Abacus 9")
-    assert "Abacus 9" in found.sentence()
-    assert "2 sockets, 1 memory node" in found.sentence()
+    said = machine_words(Stored(asdict(found)))
+    assert said.startswith("Abacus 9")
+    assert "2 sockets, 1 memory node" in said
     assert topology(tmp_path / "nowhere", tmp_path / "nowhere").sockets is None
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from scalewise.cli import main
 from scalewise.present import page
-from scalewise.present.charts import Mark, Series, line_chart, thinned
+from scalewise.present.charts import Axis, Mark, Scale, Series, fitted, line_chart, thinned
 from scalewise.present.folders import find_runs, read_run
-from scalewise.present.scales import Axis, Scale, fitted
 from scalewise.present.stored import Stored, read_document, read_records
 
 FOLDERS = Path(__file__).parent / "folders"

@@ -43,7 +43,7 @@ def serve(
     quiet: bool
         Draw nothing.
     """
-    from scalewise.present.serving import server
+    from scalewise.present import server
 
     def ready(address: str) -> None:
         if json:

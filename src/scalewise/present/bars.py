@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from scalewise.present.charts import RIGHT, WIDTH, dot, frame, x_ticks
-from scalewise.present.scales import Axis, Scale, fitted
+from scalewise.present.charts import RIGHT, WIDTH, Axis, Scale, dot, fitted, frame, x_ticks
 from scalewise.present.story import Figure, Key, Table
 
 LEFT = 12

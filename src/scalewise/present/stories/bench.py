@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scalewise.present.bars import Bar, bars
-from scalewise.present.charts import LOOKS, Series, line_chart
-from scalewise.present.scales import Axis
+from scalewise.present.charts import LOOKS, Axis, Series, line_chart
 from scalewise.present.stored import Stored
 from scalewise.present.stories.bench_tables import (
     LOST,
@@ -141,7 +140,9 @@ def measured_section(document: Stored, rows: Sequence[Stored]) -> Section | None
         blocks.append(Line(f"{told}: the figures are of what they left.", "warning"))
     if machine.text("gpu_links"):
         blocks.append(Only("terminal", machine.text("gpu_links")))
-    return Section("How it was measured", (*blocks, Line(_how(document, rows, machine), "dim")))
+    return Section(
+        "How it was measured", (*blocks, Line(f"{machine_words(machine)}; {rounds_words(document, most)}", "dim"))
+    )
 
 
 def _weights(document: Stored, rows: Sequence[Stored]) -> list[Block]:
@@ -155,16 +156,21 @@ def _weights(document: Stored, rows: Sequence[Stored]) -> list[Block]:
     return [Line("The weights differ in bytes: does the task make the same data in every process?", "bad")]
 
 
-def _how(document: Stored, rows: Sequence[Stored], machine: Stored) -> str:
-    """The machine and the rounds."""
+def machine_words(machine: Stored) -> str:
+    """What the timings depend on."""
     parts = [
         machine.text("processor"),
         f"{number(machine.number('cores'))} of {number(machine.number('machine_cores'))} cores",
     ]
     for name, word in (("sockets", "socket"), ("memory_nodes", "memory node")):
         parts += [count(machine.number(name), word)] if machine.number(name) else []
-    load, most = machine.number("load"), rows[-1]
+    load = machine.number("load")
     parts += [] if load is None else [f"load {load:.1f} before"]
+    return ", ".join(parts)
+
+
+def rounds_words(document: Stored, most: Stored) -> str:
+    """How often it was timed."""
     rounds = f"medians of {count(most.number('rounds'), 'round')}, interleaved"
     kind, trained = document.text("kind"), document.parts("training")
     if kind == "collectives":
@@ -174,7 +180,7 @@ def _how(document: Stored, rows: Sequence[Stored], machine: Stored) -> str:
         rounds += f", {number(most.number('steps'))} steps each in all, {threads}"
     elif trained:
         rounds += f", training of {number(trained[0].number('rounds'))}"
-    return f"{', '.join(parts)}; {rounds}"
+    return rounds
 
 
 def _efficiency(rows: Sequence[Stored]) -> list[tuple[float, float]]:

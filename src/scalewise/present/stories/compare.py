@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scalewise.present.bars import Spread, intervals
-from scalewise.present.charts import LOOKS, Series, line_chart
-from scalewise.present.scales import Axis
+from scalewise.present.charts import LOOKS, Axis, Series, line_chart
 from scalewise.present.stored import Stored
 from scalewise.present.stories.train import DERIVED, derived_cells
 from scalewise.present.story import Block, Cell, Fact, Line, Plot, Section, Story, Table, Tone

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scalewise.present.charts import Mark, Series, line_chart
-from scalewise.present.scales import Axis
+from scalewise.present.charts import Axis, Mark, Series, line_chart
 from scalewise.present.stored import Stored
 from scalewise.present.story import Block, Cell, Figure, Line, Only, Section, Table, Tone
 from scalewise.present.words import interval, number, percent, rough

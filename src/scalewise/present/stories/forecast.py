@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from scalewise.present.charts import Mark, Series, line_chart
-from scalewise.present.scales import Axis
+from scalewise.present.charts import Axis, Mark, Series, line_chart
 from scalewise.present.stored import Stored
 from scalewise.present.story import Block, Fact, Line, Meter, Section, Story, Table
 from scalewise.present.words import (

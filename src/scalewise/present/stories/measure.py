@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from scalewise.present.bars import Bar, bars
-from scalewise.present.charts import Mark, Series, line_chart
-from scalewise.present.scales import Axis
+from scalewise.present.charts import Axis, Mark, Series, line_chart
 from scalewise.present.stored import Stored
 from scalewise.present.stories.critical import bounded, critical_section, shown
 from scalewise.present.stories.train import ends, estimate

@@ -7,8 +7,7 @@ from dataclasses import MISSING, fields
 
 from scalewise.plan.model import Inputs
 from scalewise.plan.words import ETHERNET_LATENCY
-from scalewise.present.charts import Mark, Series, line_chart
-from scalewise.present.scales import Axis
+from scalewise.present.charts import Axis, Mark, Series, line_chart
 from scalewise.present.stored import Stored
 from scalewise.present.story import Cell, Command, Fact, Planner, Section, Story, Table
 from scalewise.present.words import (

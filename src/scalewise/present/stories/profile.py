@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scalewise.present.bars import Bar, bars
-from scalewise.present.charts import Series, line_chart, thinned
-from scalewise.present.scales import Axis
+from scalewise.present.charts import Axis, Series, line_chart, thinned
 from scalewise.present.stored import Stored
 from scalewise.present.story import (
     Block,

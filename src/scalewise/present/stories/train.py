@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from scalewise.present.charts import Mark, Series, line_chart, thinned
+from scalewise.present.charts import Axis, Mark, Series, line_chart, thinned
 from scalewise.present.folders import Run
-from scalewise.present.scales import Axis
 from scalewise.present.stored import Stored
 from scalewise.present.stories.doctor import findings_section
 from scalewise.present.story import Block, Cell, Fact, Figure, Section, Story, Switch, Table

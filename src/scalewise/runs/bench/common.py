@@ -93,14 +93,6 @@ class Topology:
     load: float | None
     gpu_links: str | None
 
-    def sentence(self) -> str:
-        """In one line."""
-        parts = [self.processor, f"{self.cores} of {self.machine_cores} cores"]
-        parts += [_count(self.sockets, "socket")] if self.sockets else []
-        parts += [_count(self.memory_nodes, "memory node")] if self.memory_nodes else []
-        parts += [f"load {self.load:.1f} before"] if self.load is not None else []
-        return ", ".join(parts)
-
 
 def topology(system: Path = SYSTEM, information: Path = CPU_INFO) -> Topology:
     """Those of this machine; the arguments are where Linux keeps them."""
@@ -113,10 +105,6 @@ def topology(system: Path = SYSTEM, information: Path = CPU_INFO) -> Topology:
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         gpu_links=_gpu_links(),
     )
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _sockets(system: Path) -> int | None:

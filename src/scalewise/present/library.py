@@ -10,7 +10,6 @@ from pathlib import Path
 
 from scalewise.present import page
 from scalewise.present.folders import Kind, Run, changed, document_name, find_runs, fingerprint, kind_of, read_run
-from scalewise.present.serving.requests import Refused
 from scalewise.present.stored import read_document
 from scalewise.present.stories import forecast, measure, plan
 from scalewise.present.stories.train import outcome
@@ -19,6 +18,14 @@ from scalewise.present.words import number
 KEPT_PAGES, KEPT_LINES = 16, 4_000
 MOST_CHOSEN = 50  # runs on one page
 ANSWERS = {"plan": plan.answer, "forecast": forecast.answer, "measure": measure.answer}
+
+
+class Refused(Exception):
+    """A request that gets no page."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""The page, live: a small server of run folders for the person at this machine."""
