@@ -124,8 +124,6 @@ MOST_COMMAND_LINES = 150
 @pytest.mark.parametrize("path", sorted((SOURCE / "cli").glob("*.py")), ids=lambda path: path.name)
 def test_a_command_is_thin(path):
     """It parses, calls `runs` and draws."""
-    if path.name.endswith(("_view.py", "_views.py")):
-        pytest.skip("still shrinking")
     assert len(path.read_text().splitlines()) <= MOST_COMMAND_LINES
 
 
