@@ -19,6 +19,38 @@ from scalewise.horovod import timeline
 from scalewise.horovod.negotiation import Description, Handle, Negotiator, Perform, Request
 from scalewise.horovod.wire import with_zeros
 
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_by_id",
+    "process_set_ids",
+    "process_sets",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
 # Horovod waits for slow processes as long as it takes; torch's own limit is half an hour.
 TIMEOUT = timedelta(days=7)
 TORCHRUN = {

@@ -14,35 +14,10 @@ import torch
 from torch import Tensor
 
 from scalewise.extras import require
+from scalewise.horovod import processes as _processes
 from scalewise.horovod.operations import ReduceOp
-from scalewise.horovod.processes import (
-    ProcessSet,
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from scalewise.horovod.processes import *  # noqa: F403
+from scalewise.horovod.processes import ProcessSet, global_process_set
 from scalewise.horovod.torch import collectives
 from scalewise.horovod.torch.compression import Compression, Compressor
 from scalewise.horovod.torch.functions import allgather_object, broadcast_object, overwrite
@@ -271,10 +246,8 @@ __all__ = [
     "Max",
     "Min",
     "PartialDistributedOptimizer",
-    "ProcessSet",
     "Product",
     "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -283,31 +256,8 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += _processes.__all__

@@ -15,6 +15,12 @@ from scalewise.horovod.negotiation import Description, describe
 from scalewise.horovod.processes import ProcessSet, global_process_set, rank
 from scalewise.horovod.torch.collectives import synchronize
 
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
 TOGETHER_BYTES = 64 * 2**20  # that are broadcast in one message
 
 T = TypeVar("T")
