@@ -34,16 +34,34 @@ PROCESS = "scalewise-{rank}"  # its name, where processes are listed
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.2
 MONITOR_SECONDS = 0.1
+POLL_SECONDS = 0.05
+SUCCESS = (0, 3)
 RESUME = "continue from the last checkpoint with --resume"
+
+
+@dataclass(frozen=True)
+class Elasticity:
+    """What to do about processes that die.
+
+    Arguments:
+        max_restarts: how often processes are restarted.
+        min_processes: the fewest to continue with; None for all.
+        emergency_seconds: how long the others may take to finish their step and save an emergency checkpoint.
+        say: shows a line to the user.
+    """
+
+    max_restarts: int = 0
+    min_processes: int | None = None
+    emergency_seconds: float = 20.0
+    say: Callable[[str], None] = lambda line: None
 
 
 def launch(
     processes: int,
     arguments: Sequence[str],
     threads: int,
-    advice: str = RESUME,
-    elasticity: Elasticity | None = None,
-    fork_server: ForkServer | None = None,
+    elasticity: Elasticity,
+    fork_server: ForkServer | None,
 ) -> int:
     """Run `scalewise …` in several processes that take part in one job; returns the exit code.
 
@@ -51,8 +69,7 @@ def launch(
         processes: how many.
         arguments: the command line without the program's name.
         threads: computing threads of each process.
-        advice: what the user can do about a process that died.
-        elasticity: whether to restart processes when one dies; by default not.
+        elasticity: whether to restart processes when one dies.
         fork_server: what the processes are forked from, so that they need not import torch again.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -62,18 +79,13 @@ def launch(
         os.environ[FOLDER] = name
         os.environ[LAUNCHER] = str(os.getpid())
         try:
-            return _run(processes, arguments, folder, advice, elasticity or Elasticity(), fork_server)
+            return _run(processes, arguments, folder, elasticity, fork_server)
         finally:
             del os.environ[FOLDER], os.environ[LAUNCHER]
 
 
 def _run(
-    processes: int,
-    arguments: Sequence[str],
-    folder: Path,
-    advice: str,
-    elasticity: Elasticity,
-    fork_server: ForkServer | None,
+    processes: int, arguments: Sequence[str], folder: Path, elasticity: Elasticity, fork_server: ForkServer | None
 ) -> int:
     parameters = RendezvousParameters("c10d", f"{HOST}:0", folder.name, 1, 1, local_addr=HOST)
     spec = WorkerSpec(
@@ -97,7 +109,7 @@ def _run(
     finally:
         spec.rdzv_handler.shutdown()
     if result.is_failed():
-        raise last_words.failure(folder, agent.codes(result), advice)
+        raise last_words.failure(folder, agent.codes(result), RESUME)
     if (folder / last_words.DOCUMENT).exists():
         print((folder / last_words.DOCUMENT).read_text(), file=sys.__stdout__, flush=True)
     return int(last_words.read(folder).get(0, {}).get("exit_code", 0))
@@ -146,27 +158,6 @@ def _watch(launcher: int, folder: Path | None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-POLL_SECONDS = 0.05
-SUCCESS = (0, 3)
-
-
-@dataclass(frozen=True)
-class Elasticity:
-    """What to do about processes that die.
-
-    Arguments:
-        max_restarts: how often processes are restarted.
-        min_processes: the fewest to continue with; None for all.
-        emergency_seconds: how long the others may take to finish their step and save an emergency checkpoint.
-        say: shows a line to the user.
-    """
-
-    max_restarts: int = 0
-    min_processes: int | None = None
-    emergency_seconds: float = 20.0
-    say: Callable[[str], None] = lambda line: None
-
-
 class Agent(LocalElasticAgent):
     """The agent of one machine, whose processes leave their exit reports in a folder.
 
@@ -179,7 +170,7 @@ class Agent(LocalElasticAgent):
         logs: DefaultLogsSpecs,
         folder: Path,
         elasticity: Elasticity,
-        fork_server: ForkServer | None = None,
+        fork_server: ForkServer | None,
     ) -> None:
         super().__init__(spec, logs)
         self._folder, self._elasticity, self._fork_server = folder, elasticity, fork_server
