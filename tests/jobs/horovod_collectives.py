@@ -240,9 +240,9 @@ def check_join() -> None:
                 wanted = tensor * (size - 1)
                 whole = wanted.div(size, rounding_mode="trunc" if dtype == torch.int64 else None)
                 assert torch.allclose(hvd.synchronize(handle), whole)
-            with pytest.raises(RuntimeError, match="only allreduce can go on"):
+            with pytest.raises(RuntimeError, match="only allreduce can continue"):
                 hvd.allgather(source)
-            with pytest.raises(RuntimeError, match="only allreduce can go on"):
+            with pytest.raises(RuntimeError, match="only allreduce can continue"):
                 hvd.broadcast(source, 1 - first)
         last = hvd.join()
         assert last == hvd.broadcast_object(last)

@@ -1,6 +1,6 @@
 """Which collective runs next: agreed by name among the processes of a group, as Horovod does.
 
-Every process hands its requests to a thread of its own. In a round each tells the others the names and signatures of
+Every process hands its requests to a thread of its own. In a round each announces the names and signatures of
 its new requests, in one all-gather of a fixed number of bytes; what all have asked for then runs, in an order that all
 work out alike. So processes may ask in any order, tensors that do not fit are an error on all processes instead of a
 hang, and a process that has joined (it has no more data) takes part with zeros. A process that asks for nothing starts
@@ -29,7 +29,7 @@ from scalewise.horovod import timeline
 from scalewise.horovod.operations import HorovodInternalError
 
 WORKING, JOINED, LEAVING = range(3)
-MOST_NEWS = 32  # requests that a process tells the others in one round; more wait for the next
+MOST_NEWS = 32  # requests that a process announces in one round; more wait for the next
 PAUSE_SECONDS = 0.001  # between rounds in which processes wait for different things
 STALL_SECONDS = 60.0  # after which a process that waits says so; Horovod's variables change it
 
@@ -248,7 +248,7 @@ class Negotiator:
             self._all_joined()
 
     def _reason_for_a_round(self) -> tuple[int, list[Request]]:
-        """Wait until there is something to tell, or something that others may tell."""
+        """Wait until this process has requests to announce, or waits for those of others."""
         with self._condition:
             while not self._unsent and self._state == WORKING:
                 self._condition.wait(PAUSE_SECONDS if self._mine else None)
@@ -308,7 +308,7 @@ class Negotiator:
         elif request is not None:
             request.handle.fail(
                 HorovodInternalError(
-                    f"after join() only allreduce can go on, got {description.kind}; process {self._joined[0]} has "
+                    f"after join() only allreduce can continue, got {description.kind}; process {self._joined[0]} has "
                     f"joined and has nothing to send"
                 )
             )

@@ -64,10 +64,10 @@ TORCHRUN = {
 
 
 class _Entry:
-    """What the job knows of a set: its number, and for members the group and the agreement within it."""
+    """What the job stores of a set: its number, and for members the group and its negotiator."""
 
     def __init__(self, number: int, group: dist.ProcessGroup | None) -> None:
-        self.number: int | None = number  # None once the set is forgotten
+        self.number: int | None = number  # None once the set is removed
         self.negotiator = Negotiator(group, with_zeros) if group is not None else None
         self._group = group
         self._counters: dict[str, count[int]] = {}
@@ -76,12 +76,12 @@ class _Entry:
         """A number that is the same on every process that asks as often."""
         return next(self._counters.setdefault(kind, count(1)))
 
-    def number_anew(self) -> None:
-        """Begin at 1 again, but for optimizers, which are there still."""
+    def restart_numbers(self) -> None:
+        """Begin at 1 again, except for optimizers, which still exist."""
         self._counters = {kind: numbers for kind, numbers in self._counters.items() if kind == "optimizer"}
 
     def close(self) -> None:
-        """Be forgotten; a group of its own ends with it, and nothing here keeps the job's alive."""
+        """Remove the set; a group of its own ends with it, and nothing here keeps the job's alive."""
         if self.negotiator is not None:
             self.negotiator.leave()
         group, self._group, self.negotiator, self.number = self._group, None, None, None
@@ -92,7 +92,7 @@ class _Entry:
 class ProcessSet:
     """Some processes of the job, for collectives among them alone.
 
-    Made by the script, known to the job after `add_process_set`, or as an argument of `init`.
+    The script makes it; the job gets it by `add_process_set`, or as an argument of `init`.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -106,7 +106,7 @@ class ProcessSet:
 
     @property
     def process_set_id(self) -> int | None:
-        """The number that the job knows it by, if it does."""
+        """Its number in the job, once it is added."""
         return self._entry.number if self._entry is not None else None
 
     def __repr__(self) -> str:
@@ -160,19 +160,19 @@ class ProcessSet:
         _, entry = self._known()
         assert entry.negotiator is not None
         last = entry.negotiator.join()
-        entry.number_anew()  # who joined early made fewer calls
+        entry.restart_numbers()  # who joined early made fewer calls
         return last
 
     def open(self, number: int, group: dist.ProcessGroup | None) -> None:
-        """Become known to the job; only members have a group."""
+        """Join the job; only members have a group."""
         self._entry = _Entry(number, group)
 
     def share(self, known: ProcessSet) -> None:
-        """Be the same set as one that is known, with its number and its end."""
+        """Be the same set as one of the job's, with its number and its end."""
         self._entry = known._entry
 
     def close(self) -> None:
-        """Be forgotten by the job."""
+        """Leave the job."""
         self._known()[1].close()
 
 
@@ -189,7 +189,7 @@ global_process_set: ProcessSet = _Everyone()
 
 @dataclass
 class _Job:
-    """What `init` found out; forgotten by `shutdown`."""
+    """What `init` found; dropped by `shutdown`."""
 
     rank: int
     size: int
@@ -264,7 +264,7 @@ def shutdown() -> None:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write from now on, on process 0, when each collective was asked for and run."""
+    """Write from now on, on process 0, when each collective was requested and run."""
     if rank() == 0:
         timeline.begin(Path(file_path), mark_cycles)
 
@@ -323,7 +323,7 @@ def is_homogeneous() -> bool:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Make a set of processes known to the job; every process must call this."""
+    """Add a set of processes to the job; every process must call this."""
     job = _current()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     ranks = added.ranks or []
@@ -339,7 +339,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def _add_or_share(process_set: ProcessSet | Sequence[int]) -> None:
-    """Make a set known, or the same as one that is known already: `init` takes both."""
+    """Add a set, or make it the same as one that the job has: `init` takes both."""
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     for known in _current().sets.values():
         if added == known:
@@ -349,7 +349,7 @@ def _add_or_share(process_set: ProcessSet | Sequence[int]) -> None:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a set; every process must call this. False for one that is not known, or all processes."""
+    """Remove a set; every process must call this. False for one that the job does not have, or all processes."""
     job = _current()
     number = process_set.process_set_id
     if not number or job.sets.get(number) != process_set:

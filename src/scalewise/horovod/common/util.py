@@ -35,7 +35,7 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether Adasum can run on so many processes."""
+    """Whether Adasum can run on this number of processes."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 

@@ -1,4 +1,4 @@
-"""Training with Keras that goes on after processes were lost; see `scalewise.horovod.torch.elastic`."""
+"""Training with Keras that continues after processes were lost; see `scalewise.horovod.torch.elastic`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class KerasState(ObjectState):
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Commit the state after every so many batches, and after every epoch."""
+    """Commit the state after every N batches, and after every epoch."""
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Begin anew."""
+        """Begin again."""
         self.state.batch = 0
 
 

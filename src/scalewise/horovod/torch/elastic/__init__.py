@@ -1,4 +1,4 @@
-"""Training that goes on after processes were lost, carried by torchrun's agent.
+"""Training that continues after processes were lost, carried by torchrun's agent.
 
 When a process dies, or machines come and go, torchrun (`--max-restarts`, `--nnodes MIN:MAX`) ends all processes and
 starts them again. `run` then begins from the state of the last `commit()`, which process 0 keeps in a file named after

@@ -1,4 +1,4 @@
-"""Samples of an epoch that is shared anew when the number of processes changes."""
+"""Samples of an epoch that is divided again when the number of processes changes."""
 
 from __future__ import annotations
 
