@@ -10,6 +10,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from scalewise.present.stored import Stored
 from scalewise.present.story import Figure, Key, Table
 from scalewise.present.words import NOTHING, number, percent, short
 
@@ -115,6 +116,30 @@ def line_chart(
     described = describe(title, x, y, drawn, marks)
     body = frame(Markup("").join(parts), described, scales=_encoded(across, up))
     return Figure(title, body, described, _table(title, x, y, drawn), keys, note)
+
+
+def series_of(
+    name: str,
+    records: Iterable[Stored],
+    x: str,
+    y: Sequence[str],
+    band: tuple[Sequence[str], Sequence[str]] | None = None,
+    kind: Literal["line", "dots", "both"] = "line",
+) -> Series:
+    """One number of some records against another, as far as both are known.
+
+    Arguments:
+        name: in the legend.
+        records: what is read.
+        x, y: where the numbers are, y by its keys one within the other.
+        band: the keys of its two ends, if it has any.
+        kind: as in `Series`.
+    """
+    known = [(place, one.number(*y), one) for one in records if (place := one.number(x)) is not None]
+    points = tuple((place, value) for place, value, _ in known if value is not None)
+    ends = [(place, one.number(*band[0]), one.number(*band[1])) for place, _, one in known] if band else []
+    found = tuple((place, low, high) for place, low, high in ends if low is not None and high is not None)
+    return Series(name, points, found, kind)
 
 
 def frame(content: Markup, description: str, height: float = HEIGHT, width: float = WIDTH, scales: str = "") -> Markup:

@@ -58,6 +58,11 @@ class Stored:
             return None
         return float(value) if -LARGEST_NUMBER <= value <= LARGEST_NUMBER else None
 
+    def estimate(self, *names: str) -> tuple[float | None, float | None, float | None]:
+        """A value and the ends of its interval."""
+        part = self.part(*names)
+        return part.number("value"), part.number("low"), part.number("high")
+
     def numbers(self, *names: str) -> list[float | None]:
         """A list of numbers, with None where an item is none."""
         return [item.number() for item in self.parts(*names)]

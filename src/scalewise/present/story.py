@@ -37,10 +37,11 @@ For anything else there is `Only("terminal", block)`: keep such exceptions few.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from markupsafe import Markup
 
+Part = TypeVar("Part")
 Tone = Literal["plain", "strong", "good", "bad", "warning", "dim"]
 Place = Literal["terminal", "page"]
 
@@ -242,3 +243,12 @@ class Story:
     problems: tuple[str, ...] = ()
     name: str = ""
     tone: Tone = "strong"  # of the answer
+
+
+def kept(*parts: Part | None) -> tuple[Part, ...]:
+    """The parts that exist: a section without anything to say is None.
+
+    >>> kept("a", None, "b")
+    ('a', 'b')
+    """
+    return tuple(part for part in parts if part is not None)

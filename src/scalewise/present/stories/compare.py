@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scalewise.present.bars import Spread, intervals
-from scalewise.present.charts import LOOKS, Axis, Series, line_chart
+from scalewise.present.charts import LOOKS, Axis, Series, line_chart, series_of
 from scalewise.present.stored import Stored
 from scalewise.present.stories.train import DERIVED, derived_cells
-from scalewise.present.story import Block, Cell, Fact, Line, Plot, Section, Story, Table, Tone
+from scalewise.present.story import Block, Cell, Fact, Line, Plot, Section, Story, Table, Tone, kept
 from scalewise.present.words import SHARES, count, difference, listed, metric, number, seconds, span, spelled, spread
 
 TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "level": "dim"}
@@ -25,19 +25,18 @@ def comparison_story(document: Stored) -> Story:
     cost = f"How much do {listed([number(value) for value in workers])} workers cost on {document.text('task')}"
     several = has_several_counts(rows)
     higher = bool(document.flag("metric", "higher_is_better"))
-    sections = [
-        rows_section(rows, name, several, higher),
-        curve_section(document, name) if several else None,
-        learning_section(document, name),
-        speed_section(rows) if several else None,
-        derived_section(rows, several),
-        changes_section(rows),
-    ]
     return Story(
         question=f"{cost}, and which remedy brings it back?",
         answer=answer(document, rows, name, several, higher),
         facts=_facts(document, rows),
-        sections=tuple(section for section in sections if section is not None),
+        sections=kept(
+            rows_section(rows, name, several, higher),
+            curve_section(document, name) if several else None,
+            learning_section(document, name),
+            speed_section(rows) if several else None,
+            derived_section(rows, several),
+            changes_section(rows),
+        ),
         notes=tuple(f"{row.text('name')} is left out: {row.text('reason')}" for row in document.parts("skipped")),
     )
 
@@ -109,9 +108,8 @@ def rows_section(rows: Sequence[Stored], name: str, several: bool, higher: bool)
         "Large marks are means over seeds, bars one standard deviation each way, small dots the single runs; the "
         "dashed line is one worker."
     )
-    blocks: list[Block] = [] if figure is None else [figure]
-    blocks += [rows_table(rows, name, several, higher), *failed]
-    return Section("The remedies", tuple(blocks), lead) if rows else None
+    blocks: tuple[Block, ...] = kept(figure, rows_table(rows, name, several, higher), *failed)
+    return Section("The remedies", blocks, lead) if rows else None
 
 
 def _spread(order: int, row: Stored, name: str, several: bool) -> Spread:
@@ -179,14 +177,15 @@ def curve_section(document: Stored, name: str) -> Section | None:
 
 def learning_section(document: Stored, name: str) -> Section | None:
     """Every row's metric by epoch, averaged over seeds."""
-    label, share = spelled(name), name in SHARES
-    blocks: list[Block] = []
-    for part, word in (("train", "Training"), ("validation", "Validation")):
-        series = [_curve(one, part) for one in document.parts("curves")]
-        figure = line_chart(f"{word} {label} by epoch", Axis("epoch"), Axis(label, share=share), series)
-        if figure is not None:
-            blocks.append(figure)
-    return Section("Curves", tuple(blocks), "Means over seeds.") if blocks else None
+    axes = Axis("epoch"), Axis(spelled(name), share=name in SHARES)
+    rows = document.parts("curves")
+    figures = kept(
+        *(
+            line_chart(f"{word} {spelled(name)} by epoch", *axes, [_curve(row, part) for row in rows])
+            for part, word in (("train", "Training"), ("validation", "Validation"))
+        )
+    )
+    return Section("Curves", figures, "Means over seeds.") if figures else None
 
 
 def _curve(one: Stored, part: str) -> Series:
@@ -197,11 +196,10 @@ def _curve(one: Stored, part: str) -> Series:
 
 def speed_section(rows: Sequence[Stored]) -> Section | None:
     """Samples a second by number of workers, all on the same machine."""
-    names = dict.fromkeys(row.text("name") for row in rows)
-    series = []
-    for name in names:
-        own = [(row.number("workers"), row.number("samples_per_second")) for row in rows if row.text("name") == name]
-        series.append(Series(name, tuple((a, b) for a, b in own if a is not None and b is not None), kind="both"))
+    by_name: dict[str, list[Stored]] = {}
+    for row in rows:
+        by_name.setdefault(row.text("name"), []).append(row)
+    series = [series_of(name, own, "workers", ["samples_per_second"], kind="both") for name, own in by_name.items()]
     counts = sorted({place for one in series for place, _ in one.points})
     axes = Axis("workers", log=True, ticks=tuple(counts)), Axis("samples a second", low=0.0)
     figure = line_chart("Speed by workers", *axes, series)

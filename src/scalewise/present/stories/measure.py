@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scalewise.present.bars import Bar, bars
-from scalewise.present.charts import Axis, Mark, Series, line_chart
+from scalewise.present.charts import Axis, Mark, Series, line_chart, series_of
 from scalewise.present.stored import Stored
 from scalewise.present.stories.critical import bounded, critical_section, shown
 from scalewise.present.stories.train import ends, estimate
-from scalewise.present.story import Block, Fact, Key, Meter, Only, Section, Sparkline, Story, Table
+from scalewise.present.story import Block, Fact, Key, Meter, Only, Section, Sparkline, Story, Table, kept
 from scalewise.present.words import count, interval, listed, number, percent, rough, seconds, signed, size, span, times
 
 THROUGHPUT_LINES, LAYER_LINES = 8, 12
@@ -18,21 +19,20 @@ THROUGHPUT_LINES, LAYER_LINES = 8, 12
 
 def measurement_story(document: Stored) -> Story:
     """The story of one measurement."""
-    sections = [
-        noise_section(document),
-        efficiency_section(document),
-        throughput_section(document),
-        memory_section(document),
-        layers_section(document),
-        critical_section(document),
-        between_section(document),
-        sharpness_section(document),
-    ]
     return Story(
         question=f"How far can {document.text('task')} scale?",
         answer=answer(document),
         facts=_facts(document),
-        sections=tuple(section for section in sections if section is not None),
+        sections=kept(
+            noise_section(document),
+            efficiency_section(document),
+            throughput_section(document),
+            memory_section(document),
+            layers_section(document),
+            critical_section(document),
+            between_section(document),
+            sharpness_section(document),
+        ),
         notes=tuple(_notes(document)),
         problems=tuple(_problems(document)),
     )
@@ -103,11 +103,12 @@ def _beside(document: Stored) -> str:
     return f" ({method}: {shown(direct)})" if bounded(direct) else f" (not bounded by the {method})"
 
 
-def worth(row: Stored) -> str:
+def worth(row: Stored, with_interval: bool = False) -> str:
     """Of a sample; its bound where nothing else is known of the critical batch."""
-    if row.number("worth"):
-        return percent(row.number("worth"))
-    return f"at least {percent(row.number('low'))}" if row.number("low") else f"at most {percent(row.number('high'))}"
+    value, low, high = row.number("worth"), row.number("low"), row.number("high")
+    if value:
+        return interval(value, low, high, percent) if with_interval else percent(value)
+    return f"at least {percent(low)}" if low else f"at most {percent(high)}"
 
 
 def _facts(document: Stored) -> tuple[Fact, ...]:
@@ -144,109 +145,84 @@ def _knee(document: Stored) -> str:
 
 def noise_section(document: Stored) -> Section | None:
     """The noise scale at points of training, beside the critical batch."""
-    precise = document.part("preconditioned").is_object
-    points, band, rows = [], [], []
-    for stage in document.parts("stages"):
-        plain, chosen = stage.part("noise_scale"), stage.part("preconditioned")
-        step, found = stage.number("step"), chosen if chosen.is_object else plain
-        value, low, high = (found.number(name) for name in ("value", "low", "high"))
-        cells = (estimate(plain), *((estimate(chosen) if chosen.is_object else "",) if precise else ()))
-        rows.append((stage.text("name"), number(step), *cells))
-        if step is not None and value is not None:
-            points.append((step, value))
-            if low is not None and high is not None:
-                band.append((step, low, high))
-    if not rows:
-        return None
-    average = [estimate(document.part(name)) for name in ("plain", *(("preconditioned",) if precise else ()))]
-    rows.append(("average", "", *average))
-    marks = [Mark("y", value, label) for label, value in _batches(document)]
-    series = Series("noise scale", tuple(points), tuple(band), "both")
-    axes = Axis("step of one worker"), Axis("samples", log=True)
-    figure = line_chart("Noise scale over training", *axes, [series], marks)
-    columns = ("", "step", "noise scale (95 %)", *(("preconditioned (95 %)",) if precise else ()))
-    table = Table(columns, tuple(rows), "Noise scale", own=len(rows) - 1)
-    lead = "Its level says how large a global batch is worth it; bars are 95 % intervals."
-    return Section("Noise scale over training", (*([] if figure is None else [figure]), table), lead)
-
-
-def _batches(document: Stored) -> list[tuple[str, float]]:
-    named = {
+    stages = document.parts("stages")
+    kinds = {"noise_scale": document.part("plain")}
+    if document.part("preconditioned").is_object:
+        kinds["preconditioned"] = document.part("preconditioned")
+    rows = [
+        (
+            stage.text("name"),
+            number(stage.number("step")),
+            *(estimate(stage.part(kind)) if stage.part(kind).is_object else "" for kind in kinds),
+        )
+        for stage in stages
+    ]
+    rows.append(("average", "", *map(estimate, kinds.values())))
+    chosen = [*kinds][-1]
+    series = series_of("noise scale", stages, "step", (chosen, "value"), ((chosen, "low"), (chosen, "high")), "both")
+    lines = {
         "critical batch": document.number("critical_batch", "value"),
         "global batch": document.number("global_batch"),
     }
-    return [(f"{name} {rough(value)}", value) for name, value in named.items() if value is not None and value > 0]
+    marks = [Mark("y", value, f"{name} {rough(value)}") for name, value in lines.items() if value and value > 0]
+    axes = Axis("step of one worker"), Axis("samples", log=True)
+    figure = line_chart("Noise scale over training", *axes, [series], marks)
+    columns = ("", "step", *(f"{kind.replace('_', ' ')} (95 %)" for kind in kinds))
+    table = Table(columns, tuple(rows), "Noise scale", own=len(stages))
+    lead = "Its level says how large a global batch is worth it; bars are 95 % intervals."
+    return Section("Noise scale over training", kept(figure, table), lead) if stages else None
 
 
 def efficiency_section(document: Stored) -> Section | None:
     """What more workers bring, beside ideal scaling."""
     rows = document.parts("efficiency")
-    known = [(row, row.number("workers"), row.number("worth")) for row in rows]
-    points = tuple((workers, worth) for _, workers, worth in known if workers and worth is not None)
-    ends = [(row.number("workers"), row.number("low"), row.number("high")) for row in rows]
-    band = tuple((a, low, high) for a, low, high in ends if a and low is not None and high is not None)
-    steps = [(row.number("workers"), row.number("steps")) for row in rows]
-    gained = tuple((a, 1 / s) for a, s in steps if a and s)
-    ticks = tuple(workers for workers, _ in points)
+    valued = series_of("worth", rows, "workers", ["worth"], (["low"], ["high"]), "both")
+    steps = series_of("by the critical batch", rows, "workers", ["steps"], kind="both")
+    gained = replace(steps, points=tuple((workers, 1 / found) for workers, found in steps.points if found))
+    ticks = tuple(workers for workers, _ in valued.points)
     axis = Axis("workers", log=True, ticks=ticks)
-    valued = line_chart(
+    first = line_chart(
         "Worth of a sample", axis, Axis("of one in a very small batch", share=True, low=0.0, high=1.0),
-        [Series("worth", points, band, "both"), Series("ideal", tuple((a, 1.0) for a in ticks))],
-        [Mark("y", 0.5, "half")],
+        [valued, Series("ideal", tuple((workers, 1.0) for workers in ticks))], [Mark("y", 0.5, "half")],
     )  # fmt: skip
-    fewer = line_chart(
-        "Fewer steps", axis, Axis("times fewer steps", log=True),
-        [Series("by the critical batch", gained, kind="both"), Series("ideal", tuple((a, a) for a in ticks))],
-    )  # fmt: skip
-    blocks: list[Block] = [one for one in (valued, fewer) if one is not None]
-    if not rows:
-        return None
-    own = next((place for place, (_, workers, _) in enumerate(known) if workers == document.number("workers")), None)
+    ideal = Series("ideal", tuple((workers, workers) for workers in ticks))
+    second = line_chart("Fewer steps", axis, Axis("times fewer steps", log=True), [gained, ideal])
     cells = tuple(
         (
             number(row.number("workers")),
             number(row.number("global_batch")),
-            interval(row.number("worth"), row.number("low"), row.number("high"), percent)
-            if row.number("worth")
-            else worth(row),
+            worth(row, with_interval=True),
             times(row.number("steps")),
             times(row.number("samples")),
         )
         for row in rows
     )
+    own = next((place for place, row in enumerate(rows) if row.number("workers") == document.number("workers")), None)
     columns = ("workers", "global batch", "worth of a sample", "steps", "samples")
-    blocks.append(Table(columns, cells, "More workers", own=own))
-    return Section("What more workers bring", tuple(blocks), "To the same loss, as multiples of what one worker needs.")
+    table = Table(columns, cells, "More workers", own=own)
+    lead = "To the same loss, as multiples of what one worker needs."
+    return Section("What more workers bring", kept(first, second, table), lead) if rows else None
 
 
 def throughput_section(document: Stored) -> Section | None:
     """Samples a second by worker batch; in a terminal the largest ones."""
-    rows = {
-        key: [
-            [row.number(one) for one in ("worker_batch", "samples_per_second", "low", "high")]
-            for row in document.parts(key)
-        ]
+    training, inference = (
+        series_of(key, document.parts(key), "worker_batch", ["samples_per_second"], (["low"], ["high"]), "both")
         for key in ("training", "inference")
-    }
-    series = []
-    for name, found in rows.items():
-        points = tuple((a, b) for a, b, _, _ in found if a and b is not None)
-        band = tuple((a, low, high) for a, _, low, high in found if a and low is not None and high is not None)
-        series.append(Series(name, points, band, "both"))
-    knee = document.number("knee")
+    )
+    knee = document.number("knee") or 0.0
     marks = [Mark("x", knee, f"best from {number(knee)}")] if knee else []
     axes = Axis("worker batch", log=True), Axis("samples a second", log=True)
-    figure = line_chart("Throughput of one worker", *axes, series, marks)
-    title = f"Throughput of one worker, {document.text('device')}, {count(document.number('threads'), 'thread')}"
+    figure = line_chart("Throughput of one worker", *axes, [training, inference], marks)
     if figure is None:
         return None
-    speeds, inferred = dict(series[0].points), dict(series[1].points)
-    best = max(speeds.values(), default=0.0) or 1.0
+    inferred, best = dict(inference.points), max((speed for _, speed in training.points), default=0.0) or 1.0
     cells = tuple(
-        (number(batch), rough(speed), _speed(speed / best, batch >= (knee or 0)), rough(inferred.get(batch)))
-        for batch, speed in [*speeds.items()][-THROUGHPUT_LINES:]
+        (number(batch), rough(speed), _speed(speed / best, batch >= knee), rough(inferred.get(batch)))
+        for batch, speed in training.points[-THROUGHPUT_LINES:]
     )
     table = Table(("worker batch", "samples/s", "", "inference"), cells, "Throughput")
+    title = f"Throughput of one worker, {document.text('device')}, {count(document.number('threads'), 'thread')}"
     return Section(title, (figure, Only("terminal", table)), "Bars are the range over rounds.")
 
 
@@ -282,16 +258,13 @@ def memory_section(document: Stored) -> Section | None:
     predicted = memory.number("predicted_peak_bytes")
     peaks = [(predicted, "predicted"), (peak, "measured")]
     told = [f"{size(amount + baseline)} {word}" for amount, word in peaks if amount is not None]
-    blocks: list[Block] = [] if figure is None else [figure]
     named = [f"{name} {size(amount)}" for name, amount in known[1:]]
-    blocks.append(Only("terminal", f"{size(baseline)} before training, {', '.join(named)}"))
-    blocks.append(f"Peak {', '.join(told)}, of {budget}.")
-    if memory.number("loaders"):
-        loaders = count(memory.number("loaders"), "loader process", "loader processes")
-        blocks.append(
-            f"With --loaders 0: the {loaders} that training has by default come on top, with what they read ahead."
-        )
-    return Section(f"Memory at worker batch {number(memory.number('largest_worker_batch'))}", tuple(blocks))
+    parts_line = Only("terminal", f"{size(baseline)} before training, {', '.join(named)}")
+    loaders = count(memory.number("loaders"), "loader process", "loader processes")
+    more = f"With --loaders 0: the {loaders} that training has by default come on top, with what they read ahead."
+    told_peak = f"Peak {', '.join(told)}, of {budget}."
+    blocks: tuple[Block, ...] = kept(figure, parts_line, told_peak, more if memory.number("loaders") else None)
+    return Section(f"Memory at worker batch {number(memory.number('largest_worker_batch'))}", blocks)
 
 
 def layers_section(document: Stored) -> Section | None:
@@ -308,26 +281,23 @@ def layers_section(document: Stored) -> Section | None:
 def between_section(document: Stored) -> Section | None:
     """The loss on the line through two runs' weights."""
     line, plane = document.part("landscape", "line"), document.part("landscape", "plane")
-    places = [row.number("alpha") for row in line.parts("rows")]
-    series, rows = [], []
-    for part in ("train", "test"):
-        losses = [row.number(part, "loss") for row in line.parts("rows")]
-        pairs = zip(places, losses, strict=True)
-        series.append(Series(part, tuple((a, b) for a, b in pairs if a is not None and b is not None)))
-        rows.append((f"{part} loss", Sparkline(tuple(losses), log=True), _range(losses)))
+    points = line.parts("rows")
+    if not points:
+        return None
+    losses = {part: tuple(point.number(part, "loss") for point in points) for part in ("train", "test")}
+    rows = tuple((f"{part} loss", Sparkline(found, log=True), _range(found)) for part, found in losses.items())
+    series = [series_of(part, points, "alpha", (part, "loss")) for part in losses]
     marks = [Mark("x", 0.0, "first run"), Mark("x", 1.0, "second run")]
     figure = line_chart("Loss between two runs", Axis("place on the line"), Axis("loss"), series, marks)
-    if not places:
-        return None
     known = "not known" if line.number("barrier") is None else number(line.number("barrier"))
-    lines = [f"Distance {number(line.number('distance'))}, barrier {known} (0: they lie in one basin)."]
+    told = f"Distance {number(line.number('distance'))}, barrier {known} (0: they lie in one basin)."
     if plane.is_object:
         third = "a random direction" if plane.text("direction") == "random" else "the third run"
         found = [row.number("train", "loss") for row in plane.parts("rows")]
-        lines.append(f"Plane with {third}: {count(len(found), 'point')}, loss {_range(found)}.")
-    title = signed(f"Between the two runs, from {number(places[0])} to {number(places[-1])}")
-    table = Only("terminal", Table(("", "", ""), tuple(rows), "Loss along the line"))
-    return Section(title, (*([] if figure is None else [figure]), table, *lines))
+        told += f" Plane with {third}: {count(len(found), 'point')}, loss {_range(found)}."
+    ends = signed(f"from {number(points[0].number('alpha'))} to {number(points[-1].number('alpha'))}")
+    table = Only("terminal", Table(("", "", ""), rows, "Loss along the line"))
+    return Section(f"Between the two runs, {ends}", kept(figure, table, told))
 
 
 def _range(losses: Sequence[float | None]) -> str:

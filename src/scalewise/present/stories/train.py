@@ -9,7 +9,7 @@ from scalewise.present.charts import Axis, Mark, Series, line_chart, thinned
 from scalewise.present.folders import Run
 from scalewise.present.stored import Stored
 from scalewise.present.stories.doctor import findings_section
-from scalewise.present.story import Block, Cell, Fact, Figure, Section, Story, Switch, Table
+from scalewise.present.story import Block, Cell, Fact, Figure, Section, Story, Switch, Table, kept
 from scalewise.present.words import (
     NOTHING,
     SHARES,
@@ -32,21 +32,20 @@ AGAINST = {"samples": "samples seen", "step": "step"}
 
 def training_story(runs: Sequence[Run], inside: Path | None) -> Story:
     """The story of trainings, beside each other if there are several."""
-    sections = [
-        *([runs_section(runs)] if len(runs) > 1 else []),
-        findings_section(runs, inside),
-        curves_section(runs),
-        noise_section(runs),
-        *(recipe_section(run, len(runs) > 1) for run in runs),
-        *(environment_section(run, len(runs) > 1) for run in runs),
-    ]
     question, answer = (one_run if len(runs) == 1 else several_runs)(runs)
     return Story(
         name=", ".join(run.name for run in runs),
         question=question,
         answer=answer,
         facts=facts(runs[0].document) if len(runs) == 1 else (),
-        sections=tuple(section for section in sections if section is not None),
+        sections=kept(
+            runs_section(runs) if len(runs) > 1 else None,
+            findings_section(runs, inside),
+            curves_section(runs),
+            noise_section(runs),
+            *(recipe_section(run, len(runs) > 1) for run in runs),
+            *(environment_section(run, len(runs) > 1) for run in runs),
+        ),
         problems=tuple(f"{run.name}: {problem}" for run in runs for problem in run.problems),
     )
 
