@@ -26,7 +26,8 @@ from tempfile import TemporaryDirectory
 from cases import data_folder
 from report import conditions
 from scalewise.records import write_atomically
-from scalewise.stats.seeds import Difference, paired_difference, spread
+from scalewise.stats.interval import Interval
+from scalewise.stats.seeds import paired_difference, spread
 
 RESULTS = Path(__file__).with_name("results")
 NON_INFERIOR = {"accuracy": -0.005, "bits_per_character": 0.01}  # points, or a share of one worker's bits
@@ -169,7 +170,7 @@ def law_steps(task: str, flags: str, steps: float, worker_batch: int, workers: i
     return None
 
 
-def _verdict(difference: Difference | None, metric: str, single: float) -> str:
+def _verdict(difference: Interval[float] | None, metric: str, single: float) -> str:
     if difference is None or metric not in NON_INFERIOR:
         return "–"
     if metric == "accuracy":
@@ -184,11 +185,11 @@ def _spread(values: Sequence[float], metric: str) -> str:
     return f"{found.mean * factor:.{2 if factor == 100 else 3}f}{deviation}{' %' if factor == 100 else ''}"
 
 
-def _difference(found: Difference | None, metric: str) -> str:
+def _difference(found: Interval[float] | None, metric: str) -> str:
     if found is None:
         return "–"
     factor, digits = (100, 2) if metric == "accuracy" else (1, 3)
-    mean, low, high = (f"{value * factor:+.{digits}f}" for value in (found.mean, found.low, found.high))
+    mean, low, high = (f"{value * factor:+.{digits}f}" for value in (found.value, found.low, found.high))
     return f"{mean} ({low} to {high})".replace("-", "−")
 
 

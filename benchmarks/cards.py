@@ -65,7 +65,7 @@ def line(one: Row, results: dict[str, dict[int, sw.Result]]) -> str:
     found, example = spread(list(accuracies(one.name).values())), next(iter(results[one.name].values()))
     assert found.mean is not None
     difference = paired_difference(accuracies(one.name), accuracies(one.against)) if one.name != one.against else None
-    against = f"{difference.mean:+.2f} ({difference.low:+.2f} to {difference.high:+.2f})" if difference else ""
+    against = f"{difference.value:+.2f} ({difference.low:+.2f} to {difference.high:+.2f})" if difference else ""
     recipe = ", ".join(f"{name} {value}" for name, value in one.changes.items())
     shown = f"{found.mean:.2f} ± {found.std or 0.0:.2f}"
     return f"| {one.name} | {recipe} | {example.steps} | {shown} | {against} | {one.against if against else ''} |"

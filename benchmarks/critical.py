@@ -24,7 +24,8 @@ from scalewise.errors import Interrupted
 from scalewise.records import Step
 from scalewise.runs.measure.critical.branch import BranchReport, branch
 from scalewise.runs.measure.critical.sweep import MOST_SEEDS, TUNING_SEEDS, SweepReport, constant_rate, sweep
-from scalewise.stats.critical_batch import CriticalBatch, Estimated, agreement, from_noise
+from scalewise.stats.critical_batch import CriticalBatch, agreement, from_noise
+from scalewise.stats.interval import Interval
 from scalewise.tasks import BUILT_IN
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task
@@ -119,7 +120,7 @@ def noise_scale(task: Task, found: SweepReport) -> CriticalBatch:
         for record in training.records():
             if isinstance(record, Step) and record.step >= steps - 1:
                 break
-        return from_noise(training.noise.estimate())
+        return from_noise([(0, training.noise.estimate())], task.recipe.worker_batch)
 
 
 def to_markdown(found: Sequence[Found], under: Conditions) -> str:
@@ -177,7 +178,7 @@ def _section(found: Found) -> list[str]:
     return lines
 
 
-def _interval(found: Estimated) -> str:
+def _interval(found: Interval[float | None]) -> str:
     if found.low is None or found.high is None:
         return f"{found.value:,.1f} (not bounded)"
     return f"{found.value:,.1f} ({found.low:,.1f}–{found.high:,.1f})"

@@ -22,9 +22,13 @@ from typing import Any
 
 import plan_link
 from report import add_part, described
-from scalewise.plan import law, model
+from scalewise.plan import model
+from scalewise.plan.assemble import LEVEL
 from scalewise.plan.model import Inputs
 from scalewise.plan.words import ETHERNET_LATENCY
+from scalewise.stats.critical_batch import CriticalBatch, from_noise
+from scalewise.stats.interval import mean_interval
+from scalewise.stats.steps_law import fit_law, to_go_by
 
 RESULTS = Path(__file__).parent / "results"
 MEASURED, PREDICTED = (1, 2, 4), (8, 16)
@@ -136,12 +140,10 @@ def steps(name: str, seeds: int, data: Path | None, runs: Path) -> dict[str, Any
         reached = [loss for step, loss in smoothed(points) if step <= math.log(SHARE * budget)]
         return reached[-1]
 
-    def noise_scale(last: float) -> float | None:
+    def noise_scale(last: float) -> CriticalBatch:
         """Along one worker's way to the loss, as `scalewise measure` finds it."""
         found = measure_noise(task, base, steps=max(2, round(last)), notify=lambda line: print(line, file=sys.stderr))
-        looks = [(look.step, look.estimate) for look in found.stages]
-        stages = [law.Stage(step, one.value, one.low, one.high) for step, one in looks]
-        return law.from_stages(stages, base.worker_batch, "").value
+        return from_noise(found.along, base.worker_batch)
 
     taken: dict[int, list[float]] = {}
     with Laboratory(task, runs, 1) as laboratory:
@@ -158,13 +160,13 @@ def steps(name: str, seeds: int, data: Path | None, runs: Path) -> dict[str, Any
     )
 
 
-def predicted(worker_batch: int, taken: dict[int, list[float]], noise_scale: float | None) -> dict[str, Any]:
+def predicted(worker_batch: int, taken: dict[int, list[float]], noise_scale: CriticalBatch) -> dict[str, Any]:
     """What the plan says of the larger numbers of workers from the steps of the smaller ones and the noise scale."""
     seen = [(count * worker_batch, steps) for count in MEASURED for steps in taken[count]]
-    critical, by_runs_alone = law.from_runs(seen, "runs", noise_scale), law.from_runs(seen, "runs")
-    assert critical is not None
-    assert by_runs_alone is not None
-    middle, low, high = (math.exp(value) for value in law.mean_interval([math.log(steps) for steps in taken[1]]))
+    by_runs_alone = fit_law(seen, "runs")
+    critical = to_go_by(noise_scale, by_runs_alone, LEVEL)
+    single = mean_interval([math.log(steps) for steps in taken[1]], LEVEL, new=True)
+    middle, low, high = (math.exp(value) for value in (single.value, single.low, single.high))
     inputs = replace(
         _goyal().inputs,
         worker_batch=worker_batch,
@@ -194,9 +196,9 @@ def predicted(worker_batch: int, taken: dict[int, list[float]], noise_scale: flo
         )
     return {
         "seen": {str(count): taken[count] for count in MEASURED},
-        "noise_scale": noise_scale,
+        "noise_scale": noise_scale.value,
         "critical_batch": {"value": critical.value, "low": critical.low, "high": critical.high},
-        "critical_batch_by_runs_alone": by_runs_alone.value,
+        "critical_batch_by_runs_alone": by_runs_alone.critical.value,
         "rows": rows,
     }
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from scalewise import Task
 from scalewise.engine.processes.memory import keep_freed_memory
-from scalewise.stats.timing import median_interval
+from scalewise.stats.interval import median_interval
 
 ROUND_SECONDS = 0.3
 LEAST_STEPS = 3

@@ -31,7 +31,8 @@ from torch.nn import functional as F
 from scalewise import labs
 from scalewise.runs.bench.devices import break_even
 from scalewise.runs.bench.operations import OPERATIONS, missing, places
-from scalewise.stats.timing import Cost, Estimate, fit
+from scalewise.stats.interval import Interval
+from scalewise.stats.timing import Cost, fit
 from scalewise.tasks.digits import cnn, load
 
 plt = labs.figures()
@@ -165,7 +166,7 @@ assumed = {
 
 def certain(value):
     """A number without an interval."""
-    return Estimate(value, value, value)
+    return Interval(value, value, value)
 
 
 copies = Cost(certain(2 * assumed["bus_seconds"]), certain(1 / assumed["bus_bytes_per_second"]), 0.0)

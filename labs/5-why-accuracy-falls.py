@@ -27,7 +27,7 @@ from scalewise.engine.loop import Training
 from scalewise.runs.measure.minima.landscape import barrier, line
 from scalewise.runs.measure.minima.sharpness import sharpness
 from scalewise.runs.measure.noise import measure_noise
-from scalewise.stats.critical_batch import fit_law
+from scalewise.stats.steps_law import fit_law
 
 plt = labs.figures()
 torch.set_num_threads(1)

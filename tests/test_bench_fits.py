@@ -10,7 +10,8 @@ import pytest
 from scalewise.plan.links import Link
 from scalewise.runs.bench.devices import break_even
 from scalewise.runs.bench.operations import OPERATIONS
-from scalewise.stats.timing import Cost, Estimate, Parts, fit, lost, medians, parts_of_step, rounds
+from scalewise.stats.interval import Interval
+from scalewise.stats.timing import Cost, Parts, fit, lost, medians, parts_of_step, rounds
 
 BYTES = np.array([4e3, 3e4, 2.5e5, 1e6, 4e6, 16e6])
 NOISE, BUSY, ROUNDS, SEEDS = 0.05, 0.08, 9, 60
@@ -62,12 +63,12 @@ def test_no_cost_is_below_zero_and_none_is_made_up():
 
 
 def test_the_inverse_of_an_interval_turns_it_around():
-    assert Estimate(2.0, 1.0, 4.0).inverse() == Estimate(0.5, 0.25, 1.0)
-    assert Estimate(1.0, 0.0, 2.0).inverse(3.0) == Estimate(3.0, 1.5, math.inf)
+    assert Interval(2.0, 1.0, 4.0).inverse() == Interval(0.5, 0.25, 1.0)
+    assert Interval(1.0, 0.0, 2.0).inverse(3.0) == Interval(3.0, 1.5, math.inf)
 
 
 def cost(fixed, unit):
-    return Cost(Estimate(fixed, fixed, fixed), Estimate(unit, unit, unit), 0.0)
+    return Cost(Interval(fixed, fixed, fixed), Interval(unit, unit, unit), 0.0)
 
 
 HOST, DEVICE, COPIES = cost(2e-6, 1 / 5e10), cost(1e-5, 1 / 5e12), cost(4e-5, 1 / 1e10)

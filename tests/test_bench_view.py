@@ -18,7 +18,8 @@ from scalewise.runs.bench.common import Topology
 from scalewise.runs.bench.devices import DevicesReport, Peak, Row, Worth
 from scalewise.runs.bench.scaling import Row as Scaled
 from scalewise.runs.bench.scaling import ScalingReport
-from scalewise.stats.timing import Estimate, Lost
+from scalewise.stats.interval import Interval
+from scalewise.stats.timing import Lost
 
 MACHINE = Topology("Abacus 9", 2, 8, 1, 2, 0.25, None)
 
@@ -83,7 +84,7 @@ def test_collectives_show_times_fits_and_the_link():
         for name, sizes in (("all-reduce", (4096, 1 << 20)), ("ordered", (16384, 1 << 20)))
         for size in sizes
     )
-    latency, speed = Estimate(9.5e-4, 9e-4, 1.04e-3), Estimate(1.25e8, 1.1e8, 1.4e8)
+    latency, speed = Interval(9.5e-4, 9e-4, 1.04e-3), Interval(1.25e8, 1.1e8, 1.4e8)
     fits = tuple(Line(name, 2, latency, speed, speed, 0.04) for name in ("all-reduce", "ordered"))
     link = Link("one machine, cpu", 4.5e-4, 1.25e8)
     report = CollectivesReport(rows, fits, link, latency, speed, 0.5, (2,), 2, "1gbit", "cpu", MACHINE)

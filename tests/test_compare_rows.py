@@ -146,13 +146,13 @@ def test_paired_differences_by_hand():
     # differences 1, 2, 3: mean 2, deviation 1, t(0.975; 2) = 4.30265 (table), half = 4.30265 ÷ √3 = 2.48414
     found = paired_difference({0: 11.0, 1: 22.0, 2: 33.0}, {0: 10.0, 1: 20.0, 2: 30.0})
     assert found is not None
-    assert (found.mean, found.low, found.high) == pytest.approx((2.0, -0.48414, 4.48414), abs=1e-5)
-    assert not found.beats_noise
+    assert (found.value, found.low, found.high) == pytest.approx((2.0, -0.48414, 4.48414), abs=1e-5)
+    assert not found.excludes(0)
     # differences 1, 1.5, 2, 1.5, 1.5: mean 1.5, deviation √0.125, t(0.975; 4) = 2.77645, half = 0.43900
     steady = paired_difference(dict(enumerate([2, 3.5, 5, 5.5, 6.5])), dict(enumerate([1.0, 2.0, 3.0, 4.0, 5.0])))
     assert steady is not None
-    assert (steady.mean, steady.low, steady.high) == pytest.approx((1.5, 1.06100, 1.93900), abs=1e-5)
-    assert steady.beats_noise
+    assert (steady.value, steady.low, steady.high) == pytest.approx((1.5, 1.06100, 1.93900), abs=1e-5)
+    assert steady.excludes(0)
 
 
 def test_equal_differences_of_a_coarse_metric_prove_nothing():
@@ -160,8 +160,8 @@ def test_equal_differences_of_a_coarse_metric_prove_nothing():
     tie = paired_difference({0: 0.90, 1: 0.95}, {0: 0.95, 1: 1.0})
     assert tie is not None
     half = 12.7062 * 0.05 / math.sqrt(12) / math.sqrt(2)
-    assert (tie.mean, tie.low, tie.high) == pytest.approx((-0.05, -0.05 - half, -0.05 + half), abs=1e-4)
-    assert not tie.beats_noise
+    assert (tie.value, tie.low, tie.high) == pytest.approx((-0.05, -0.05 - half, -0.05 + half), abs=1e-4)
+    assert not tie.excludes(0)
 
 
 def test_differences_are_paired_by_seed_and_need_two():
@@ -169,7 +169,7 @@ def test_differences_are_paired_by_seed_and_need_two():
     assert paired_difference({}, {}) is None
     both = paired_difference({2: 1.0, 1: 5.0, 9: 100.0}, {1: 4.0, 2: 0.5, 8: 0.0})
     assert both is not None
-    assert both.mean == 0.75
+    assert both.value == 0.75
 
 
 def result(test: float, metric: str = "accuracy", **changes) -> dict:
@@ -208,7 +208,7 @@ def test_rows_are_compared_with_single_and_failures_left_out():
     assert (single.difference, single.beats_noise) == (None, None)
     assert naive.beats_noise is True
     assert naive.difference is not None
-    assert naive.difference.mean == pytest.approx(-0.065)
+    assert naive.difference.value == pytest.approx(-0.065)
     assert (scaled.seeds, scaled.failed[0][0], scaled.diverged) == ([0, 2], 1, False)
     assert scaled.test.values == [0.97, 0.98]
     assert (warm.diverged, warm.test.mean, warm.steps, warm.beats_noise) == (True, None, None, None)

@@ -7,15 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from scalewise.stats.critical_batch import (
-    CriticalBatch,
-    agreement,
-    efficiency,
-    fit_law,
-    from_noise,
-    held_out_one_by_one,
-)
-from scalewise.stats.noise_scale import NoiseEstimate
+from scalewise.stats.critical_batch import CriticalBatch, agreement, efficiency, from_noise, predicted
+from scalewise.stats.interval import Interval
+from scalewise.stats.steps_law import fit_law, held_out_one_by_one, medians, to_go_by
 
 BATCHES = (8, 16, 32, 64, 128, 256, 512)
 TRIALS = 1000
@@ -48,15 +42,15 @@ def test_at_the_critical_batch_steps_and_samples_are_twice_their_least():
 
 
 def test_intervals_cover_what_was_planted():
-    covered = predicted = 0
+    covered = foretold = 0
     for seed in range(TRIALS):
         law = fit_law(planted(90.0, 50.0, noise=0.1, seed=seed))
         covered += law.critical.low <= 90.0 and (law.critical.high is None or law.critical.high >= 90.0)
         new = 50.0 * (1 + 90.0 / 100) * math.exp(0.1 * np.random.default_rng(seed + TRIALS).standard_normal())
         at = law.steps_at(100)
-        predicted += at.low <= new <= at.high
+        foretold += at.low <= new <= at.high
     assert 0.93 <= covered / TRIALS <= 0.97
-    assert 0.93 <= predicted / TRIALS <= 0.98
+    assert 0.93 <= foretold / TRIALS <= 0.98
 
 
 def test_steps_that_keep_falling_leave_it_unbounded():
@@ -83,7 +77,7 @@ def test_two_global_batches_identify_nothing():
 def test_runs_at_one_global_batch_count_by_their_median():
     runs = planted(90.0, 50.0)
     outliers = [(batch, steps * factor) for batch, steps in runs for factor in (1.0, 1.0, 9.0)]
-    assert fit_law(outliers) == fit_law(runs)
+    assert fit_law(medians(outliers)) == fit_law(runs)
 
 
 def test_the_held_out_global_batches_lie_in_between():
@@ -99,7 +93,42 @@ def test_the_held_out_global_batches_lie_in_between():
 
 
 def test_the_cheap_estimate_is_the_noise_scale():
-    assert from_noise(NoiseEstimate(200.0, 150.0, None, False)) == CriticalBatch(200.0, 150.0, None, "noise scale")
+    found = from_noise([(0, Interval(200.0, 150.0, 300.0)), (100, Interval(200.0, 200.0, 200.0))], worker_batch=32)
+    assert found.value == pytest.approx(200.0)
+    assert 150.0 < found.low < 200.0 < found.high < 300.0
+    assert found.method == "noise scale"
+
+
+def test_a_prediction_holds_the_sampling_error_and_the_factor_by_which_a_noise_scale_is_off():
+    exact, vague = (predicted(CriticalBatch(100.0, 100 / off, 100 * off, "noise scale")) for off in (1.0, 5.0))
+    assert (exact.low, exact.high) == (pytest.approx(10.0), pytest.approx(1000.0))
+    widened = 100 * math.exp(math.hypot(math.log(5), math.log(10)))
+    assert (vague.low, vague.high) == (pytest.approx(100**2 / widened), pytest.approx(widened))
+    assert predicted(CriticalBatch(100.0, 50.0, None, "noise scale")).high is None
+    assert predicted(CriticalBatch(None, 50.0, None, "noise scale")).low == pytest.approx(5.0)
+
+
+def test_trainings_that_bound_the_critical_batch_stand_alone():
+    noise, law = CriticalBatch(900.0, 800.0, 1000.0, "noise scale"), fit_law(planted(64.0, 50.0, noise=0.05))
+    assert to_go_by(noise, law) == law.critical
+    narrow = to_go_by(noise, law, level=0.8)
+    assert (narrow.value, narrow.level, narrow.method) == (law.critical.value, 0.8, "sweep")
+    assert law.critical.low < narrow.low < narrow.value < narrow.high < law.critical.high
+    branch = CriticalBatch(128.0, 64.0, 256.0, "branch")
+    assert to_go_by(noise, branch) == to_go_by(None, branch) == branch
+
+
+def test_a_law_without_an_upper_end_is_taken_together_with_the_noise_scale():
+    """Steps at small global batches only: the best fit says as little as any larger critical batch."""
+    law = fit_law([(8, 101.0), (16, 52.0), (32, 25.0), (64, 12.8)], "runs")
+    assert law.critical.high is None
+    noise = CriticalBatch(300.0, 250.0, 350.0, "noise scale")
+    found, narrow = to_go_by(noise, law), to_go_by(noise, law, level=0.8)
+    assert found.method == "runs and noise scale"
+    assert found.low < narrow.low < found.value == narrow.value < narrow.high < found.high < 10_000
+    assert found.value > noise.value  # the steps rule small ones out
+    assert to_go_by(None, law) == law.critical
+    assert to_go_by(noise, fit_law([(8, 100.0), (64, 40.0)])) == predicted(noise)
 
 
 @pytest.mark.parametrize(

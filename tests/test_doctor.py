@@ -232,7 +232,7 @@ def test_gain_and_efficiency():
     assert gain(noise=0.0, from_batch=32, to_batch=256) == 1.0
     assert gain(noise=256.0, from_batch=32, to_batch=256) == 4.5  # (8 + 1) ÷ (1 + 1)
     assert gain(noise=1e12, from_batch=32, to_batch=256) == pytest.approx(8.0)
-    assert efficiency(noise=100.0, global_batch=300.0) == 0.25
+    assert efficiency(300.0, critical=100.0) == 0.25
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,9 @@ from scalewise.runs.measure.minima.landscape import Line, LinePoint
 from scalewise.runs.measure.minima.sharpness import Sharpness, SharpnessReport
 from scalewise.runs.measure.noise import LayerNoise, NoiseReport, StageNoise
 from scalewise.runs.measure.throughput import ThroughputReport
-from scalewise.stats.critical_batch import CriticalBatch, fit_law, held_out_one_by_one
+from scalewise.stats.critical_batch import CriticalBatch
 from scalewise.stats.noise_scale import NoiseEstimate
+from scalewise.stats.steps_law import fit_law, held_out_one_by_one
 from scalewise.stats.timing import Knee, Rate
 from test_views import rendered
 
@@ -33,8 +34,15 @@ NOISE = NoiseEstimate(1300.0, 1050.0, 1700.0, enough=True)
 
 
 def noise(average: NoiseEstimate = NOISE, preconditioned: NoiseEstimate | None = None) -> NoiseReport:
+    """With three stages of their own, or of an average that is given."""
     stages = tuple(
-        StageNoise(name, step, 2048, NoiseEstimate(value, value * 0.8, value * 1.3, True), preconditioned)
+        StageNoise(
+            name,
+            step,
+            2048,
+            NoiseEstimate(value, value * 0.8, value * 1.3, True) if average is NOISE else average,
+            preconditioned,
+        )
         for name, step, value in (("start", 0, 400.0), ("middle", 500, 1200.0), ("end", 1000, 2400.0))
     )
     return NoiseReport(average, preconditioned, stages, (), 1000, 16)
@@ -204,7 +212,7 @@ def checked(direct: CriticalBatch, value: float = 159.0) -> Measurement:
     stage = Stage("start", 10, 1280, 0.1, {1: 0.5, 8: 0.5}, 8, direct)
     report = BranchReport(32, 4096, 3, [stage])
     if direct.method == "sweep":
-        law = dataclasses.replace(fit_law([(8, 100.0), (16, 80.0), (32, 70.0)]), critical=direct)
+        law = dataclasses.replace(fit_law([(8, 100.0), (16, 80.0), (32, 40.0)]), critical=direct)
         report = SweepReport(0.5, 1, [], law, [], [])
     recipe = Recipe(workers=8, worker_batch=32)
     return Measurement("digits", recipe, noise=noise(estimate), verified=report)
@@ -233,7 +241,7 @@ def test_a_noise_scale_above_the_lower_bound_is_gone_by_and_named():
     assert found.to_json()["critical_batch"]["method"] == "noise scale"
 
 
-def test_a_sweep_that_bounds_nothing_leaves_the_noise_scale_to_go_by():
+def test_a_sweep_that_bounds_nothing_is_taken_together_with_the_noise_scale():
     found = checked(CriticalBatch(13.0, 0.0, None, "sweep"))
     assert "the critical batch by noise scale is 159 (not bounded by the sweep). At 8" in answer(stored(found))
     assert found.to_json()["critical_batch"]["method"] == "noise scale"

@@ -13,7 +13,8 @@ import scalewise as sw
 from scalewise.engine.processes.memory import Free, Held
 from scalewise.runs.measure import throughput as module
 from scalewise.runs.measure.throughput import count_operations, matrix_product_peak, throughput
-from scalewise.stats.timing import find_knee, median_interval, rate
+from scalewise.stats.interval import median_interval
+from scalewise.stats.timing import find_knee, rate
 
 BATCHES = [2**power for power in range(12)]
 

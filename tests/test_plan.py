@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,20 +14,22 @@ import pytest
 import yaml
 
 from scalewise.errors import UsageError
-from scalewise.plan import law, model, words
+from scalewise.plan import model, words
 from scalewise.plan.assemble import Hardware, Metric, assemble, missing
 from scalewise.plan.document import Plan, Wish, choose, rows_with_ends
 from scalewise.plan.jobs import Job, command, job_file
-from scalewise.plan.law import Stage
 from scalewise.plan.links import Link, save
 from scalewise.plan.model import Inputs
 from scalewise.plan.records import Known, TaskFacts, read_records
 from scalewise.present.stored import Stored
 from scalewise.present.stories.plan import planning_story
 from scalewise.recipe import Recipe
-from scalewise.runs.measure.efficiency import efficiency
+from scalewise.runs.measure import measure as measuring
+from scalewise.runs.measure.critical.sweep import sweep
 from scalewise.stats import gain as adascale
-from scalewise.stats.critical_batch import CriticalBatch
+from scalewise.stats.critical_batch import NOISE_FACTOR, CriticalBatch, efficiency_of, from_noise
+from scalewise.stats.interval import Interval
+from scalewise.stats.steps_law import fit_law, to_go_by
 
 INPUTS = Inputs(
     worker_batch=32,
@@ -70,7 +73,7 @@ def test_a_row_by_hand():
 @pytest.mark.parametrize("workers", [1, 3, 8, 1024])
 def test_the_gain_is_adascales_and_the_law_is_measures(workers):
     assert model.gain_of(INPUTS, workers) == pytest.approx(adascale.gain(100.0, 1.0, workers, 32))
-    ratio = efficiency(CriticalBatch(100.0, None, None, "sweep"), 32, workers).steps
+    ratio = efficiency_of(CriticalBatch(100.0, None, None, "sweep"), 32, workers).steps
     assert 1 / model.gain_of(INPUTS, workers) == pytest.approx(ratio)
     assert model.gain_of(dataclasses.replace(INPUTS, critical_batch=None), workers) == workers
 
@@ -204,13 +207,13 @@ def test_intervals_hold_the_rows_and_move_with_the_inputs():
 
 
 def test_stages_give_the_steps_of_their_sum():
-    stages = [Stage(step, value, None, None) for step, value in [(0, 5.0), (100, 40.0), (400, 200.0)]]
-    found = law.from_stages(stages, 32, "noise")
+    stages = [(0, 5.0), (100, 40.0), (400, 200.0)]
+    found = from_noise([(step, Interval(value, None, None)) for step, value in stages], 32)
     weights = [0.125, 0.5, 0.375]
     for workers in (2, 8, 64):
         total = sum(
-            weight * (1 + stage.value / (workers * 32)) / (1 + stage.value / 32)
-            for weight, stage in zip(weights, stages, strict=True)
+            weight * (1 + value / (workers * 32)) / (1 + value / 32)
+            for weight, (_, value) in zip(weights, stages, strict=True)
         )
         inputs = dataclasses.replace(INPUTS, critical_batch=found.value)
         assert 1 / model.gain_of(inputs, workers) == pytest.approx(total)
@@ -225,7 +228,7 @@ def test_the_interval_from_runs_covers():
             for batch in (32, 64, 128)
             for _ in range(5)
         ]
-        found = law.from_runs(runs, "runs")
+        found = to_go_by(None, fit_law(runs, "runs"), level=0.8)
         covered += (found.low or 0) <= true <= (found.high or math.inf)
     assert 0.72 <= covered / 200 <= 0.92
 
@@ -235,17 +238,19 @@ def test_with_a_noise_scale_runs_foretell_more_workers_better():
     random, worker_batch, errors, covered = np.random.default_rng(1), 64, {"runs": [], "both": []}, 0
     for _ in range(200):
         true = worker_batch * 10 ** random.uniform(-0.3, 1.4)
-        noise = true * math.exp(law.NOISE_DEVIATION * random.standard_normal())
+        predictor = true * math.exp(math.log(NOISE_FACTOR) / 1.96 * random.standard_normal())
+        noise = CriticalBatch(predictor, predictor, predictor, "noise scale")
         runs = [
             (count * worker_batch, (1 + true / (count * worker_batch)) * math.exp(0.28 * random.standard_normal()))
             for count in (1, 2, 4)
             for _ in range(5)
         ]
         single = math.exp(np.mean([math.log(steps) for batch, steps in runs if batch == worker_batch]))
-        for name, found in (("runs", law.from_runs(runs, "")), ("both", law.from_runs(runs, "", noise))):
+        law = fit_law(runs, "runs")
+        for name, found in (("runs", law.critical), ("both", to_go_by(noise, law, level=0.8))):
             inputs = dataclasses.replace(INPUTS, worker_batch=worker_batch, critical_batch=found.value)
             errors[name].append(math.log(single / model.gain_of(inputs, 16) / (1 + true / (16 * worker_batch))))
-        covered += found.low <= true <= found.high
+        covered += found.low <= true <= (found.high or math.inf)
     alone, both = (np.sqrt(np.mean(np.square(errors[name]))) for name in ("runs", "both"))
     assert both < 0.9 * alone
     assert 0.72 <= covered / 200 <= 0.88
@@ -256,6 +261,7 @@ def write_measurement(folder: Path, **changes: object) -> Path:
     content = {
         "task": "digits",
         "optimizer": "momentum",
+        "worker_batch": 32,
         "stages": [{"step": 0, "noise_scale": noise}, {"step": 449, "noise_scale": noise}],
         "throughput": [{"worker_batch": b, "samples_per_second": b / (0.001 + 1e-4 * b)} for b in (8, 16, 32, 64, 128)],
         "largest_worker_batch": 1437,
@@ -297,7 +303,7 @@ def test_inputs_follow_from_records(recorded):
     inputs = assemble(FACTS, OWN, known, HARDWARE).inputs
     assert inputs.single_steps == 449
     assert inputs.critical_batch == pytest.approx(100)
-    assert inputs.critical_low == pytest.approx(80 / law.NOISE_SPREAD)
+    assert inputs.critical_low == pytest.approx(100 * 0.1 ** (1.2816 / 1.96), rel=0.03)  # 80 % of a factor of ten
     assert (inputs.step_seconds, inputs.sample_seconds) == (pytest.approx(0.001), pytest.approx(1e-4))
     assert (inputs.accuracy, inputs.largest_worker_batch, inputs.measured_global_batch) == (0.975, 1437, 32)
 
@@ -314,7 +320,7 @@ def test_runs_of_several_workers_tell_the_critical_batch(recorded):
     predicted = model.row(found.inputs, 8).steps
     assert predicted == pytest.approx(164, rel=0.03)  # S = A + C ÷ N through 449, 286 and 205
     assert found.inputs.measured_global_batch == 128
-    assert found.seen == {2: Metric(0.97, None, None, 1), 4: Metric(0.97, None, None, 1)}
+    assert found.seen == dict.fromkeys((2, 4), Metric(0.97, None, None, 1, level=0.8))
 
 
 def test_a_row_has_the_metric_that_was_seen_with_an_interval_from_two_runs_on(recorded):
@@ -522,3 +528,59 @@ def test_what_is_missing_is_measured(scalewise_here, tmp_path):
     again = scalewise_here("plan", "linear", "--from", "known", "first", *given, "--out", "second", "--json").json
     assert again["inputs"] == found["inputs"]
     assert not Path("second/single").exists()
+
+
+@pytest.fixture
+def both_commands(scalewise_here, recorded):
+    """The critical batch of `measure`, and of `plan` from its folder and records without any noise scale."""
+
+    def run(*flags: object) -> list[dict]:
+        write_measurement(recorded / "measured", stages=[])
+        skipped = ("--skip", "memory", "--skip", "throughput", "--threads", "1")
+        measured = scalewise_here("measure", "digits", *skipped, *flags, "--out", "measured", "--json")
+        planned = scalewise_here("plan", "digits", "--from", recorded, "measured", "--out", "plan", "--json")
+        return [outcome.json["critical_batch"] for outcome in (measured, planned)]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("flags", "method"),
+    [
+        (("--steps", "60"), "noise scale"),
+        (("--steps", "60", "--optimizer", "momentum", "--verify", "sweep", "--target", "1.2"), "sweep"),
+        (("--epochs", "1.5", "--verify", "branch", "--seeds", "1"), "branch"),
+    ],
+)
+def test_measure_and_plan_give_the_same_critical_batch(both_commands, monkeypatch, flags, method):
+    quick = {"global_batches": [16, 32, 64], "tuning_seeds": 1, "seeds": 1, "most_seeds": 1, "jobs": 1}
+    monkeypatch.setattr(measuring, "sweep", lambda *given, **named: sweep(*given, **(named | quick)))
+    measured, planned = both_commands(*flags)
+    assert measured == planned
+    assert set(planned) == {"value", "low", "high", "method"}
+    assert planned["method"].startswith(method)
+
+
+@pytest.mark.parametrize("method", ["runs", "runs and noise scale"])
+def test_trained_runs_count_as_the_points_of_a_sweep_do(scalewise_here, recorded, method):
+    """Steps of 1, 2 and 4 workers as runs, and the same steps as a sweep of `measure` would have stored them."""
+    counts = (1, 2, 4, 8, 16) if method == "runs" else (1, 2, 4)
+    taken = {workers: round(124 * (1 + 84 / (32 * workers)) * (1.1 if workers == 2 else 1)) for workers in counts}
+    for workers, steps in taken.items():
+        rule = "none" if workers == 1 else "adascale"
+        folder = recorded / ("single" if workers == 1 else f"w{workers}")
+        write_run(folder, OWN.replace(workers=workers, lr_rule=rule), steps=steps)
+    by_runs = scalewise_here("plan", "digits", "--from", recorded, "--json").json
+    points = [{"global_batch": 32 * workers, "steps": steps} for workers, steps in taken.items()]
+    for workers in counts[1:]:
+        shutil.rmtree(recorded / f"w{workers}")
+    write_measurement(recorded / "measured", verified={"law": {"points": points}})
+    by_sweep = scalewise_here("plan", "digits", "--from", recorded, "--json").json
+    ends = [[found["critical_batch"][name] for name in ("value", "low", "high")] for found in (by_runs, by_sweep)]
+    assert ends[0] == ends[1]
+    assert (by_runs["critical_batch"]["method"], by_sweep["critical_batch"]["method"]) == (
+        method,
+        method.replace("runs", "sweep"),
+    )
+    ranges = [by_runs["inputs"][name] for name in ("critical_low", "critical_batch", "critical_high")]
+    assert ends[0][1] < ranges[0] < ranges[1] == ends[0][0] < ranges[2] < ends[0][2]  # 80 % within 95 %

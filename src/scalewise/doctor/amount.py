@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from scalewise.doctor.evidence import Evidence, Finding, Unknown, Verdict, final_loss, shown, still_falling, worse
+from scalewise.stats.critical_batch import efficiency
 
 # A run that makes less than half the progress of its single-worker budget has visibly lost accuracy.
 LEAST_PROGRESS = 0.5
@@ -18,15 +19,6 @@ CLEARLY_WORSE = 1.2
 # Times the first step's loss, by nine in ten of the last: that of a small batch may be a thousand times another's.
 RAN_AWAY = 10.0
 LAST_STEPS = 8
-
-
-def efficiency(noise: float, global_batch: float) -> float:
-    """What a sample is worth at a global batch: 1 ÷ (1 + batch ÷ noise scale) (McCandlish et al. 2018).
-
-    >>> efficiency(noise=300.0, global_batch=300.0)
-    0.5
-    """
-    return noise / (noise + global_batch)
 
 
 def too_few_steps(evidence: Evidence, reference: Evidence | None) -> Verdict:
@@ -42,7 +34,7 @@ def too_few_steps(evidence: Evidence, reference: Evidence | None) -> Verdict:
     if not high:
         return _very_few(evidence, falling)
     budget, batch = _budget(evidence, reference)
-    share = evidence.samples / budget * efficiency(high, evidence.global_batch) / efficiency(high, batch)
+    share = evidence.samples / budget * efficiency(evidence.global_batch, high) / efficiency(batch, high)
     return _too_few(evidence, high, share, falling) if share < LEAST_PROGRESS else _very_few(evidence, falling, True)
 
 

@@ -10,16 +10,18 @@ from typing import Literal
 import numpy as np
 
 from scalewise.errors import UsageError
-from scalewise.plan import law
-from scalewise.plan.law import Critical
 from scalewise.plan.links import Link
 from scalewise.plan.model import Inputs
 from scalewise.plan.records import Known, Measured, SeenRun, TaskFacts
 from scalewise.recipe import ADAPTIVE, Recipe
+from scalewise.stats.critical_batch import CriticalBatch
+from scalewise.stats.interval import Interval, mean_interval
+from scalewise.stats.steps_law import Law, fit_law, to_go_by
 
 NEAR = 8.0  # worker batches within this factor of the recipe's tell how compute grows there
 LEAST_COMPUTE_SPREAD = 0.1  # a machine is never as fast twice
 Gap = Literal["noise", "throughput", "memory", "single"]
+LEVEL = 0.8  # of the plan's ranges
 ASSUMED_OVERLAP = (2.0, 1.0, 10.0)  # Assumption: part of the sum hides behind backward, between none and nearly all
 
 
@@ -38,20 +40,18 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Metric:
+class Metric(Interval[float | None]):
     """A metric of some runs, with the 80 % interval of one more; one run alone has none."""
 
-    value: float | None
-    low: float | None
-    high: float | None
     runs: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Metric:
         """Of runs that had these values."""
         if len(values) < 2:
-            return cls(values[0] if values else None, None, None, len(values))
-        return cls(*law.mean_interval(values), len(values))
+            return cls(values[0] if values else None, None, None, len(values), level=LEVEL)
+        found = mean_interval(values, LEVEL, new=True)
+        return cls(found.value, found.low, found.high, len(values), level=LEVEL)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Assembled:
     """
 
     inputs: Inputs
+    critical: CriticalBatch  # with its 95 % interval, as `measure` gives it
     notes: tuple[str, ...]
     unreachable: str | None
     curve: tuple[tuple[int, float], ...] = ()
@@ -75,7 +76,8 @@ def missing(
     """What must still be measured; with the memory of a device given, records must say how memory grows."""
     found = [one for one in known.measured if one.optimizer == recipe.optimizer]
     gaps: list[Gap] = []
-    if not any(one.stages for one in found) and _law_of_runs(facts, recipe, known, target) is None:
+    by_runs = _law_of_runs(facts, recipe, known, target)
+    if not any(one.noise for one in found) and (by_runs is None or not by_runs.fit.freedom):
         gaps.append("noise")
     if not any(one.rates for one in known.measured):
         gaps.append("throughput")
@@ -98,7 +100,8 @@ def assemble(
         target: the validation metric that training ends at; without it training takes one worker's budget.
     """
     steps, unreachable = _single_steps(facts, recipe, known, target)
-    critical = _critical(facts, recipe, known, None if unreachable else target)
+    evidence = _evidence(facts, recipe, known, None if unreachable else target)
+    critical, ranges = to_go_by(evidence.noise, evidence.direct), to_go_by(evidence.noise, evidence.direct, LEVEL)
     rated = _rated(known)
     compute = _compute([rate for one in rated for rate in one.rates], recipe.worker_batch)
     accuracy = _accuracy(recipe, known, None if unreachable else target)
@@ -113,8 +116,8 @@ def assemble(
         single_low=steps[1],
         single_high=steps[2],
         critical_batch=critical.value,
-        critical_low=critical.low,
-        critical_high=critical.high,
+        critical_low=ranges.low,
+        critical_high=ranges.high,
         lr=recipe.lr,
         lr_power=0.5 if recipe.optimizer in ADAPTIVE else 1.0,
         step_seconds=compute.step_seconds,
@@ -140,7 +143,8 @@ def assemble(
     )
     seen = _seen(recipe, known, None if unreachable else target)
     curve = next((run.curve for run in reversed(_singles(known, recipe)) if run.curve), ())
-    return Assembled(inputs, _notes(known, hardware, critical, largest), unreachable, curve, seen)
+    notes = (f"critical batch {_shown(ranges)} by {evidence.source(critical)}", *_notes(known, hardware, largest))
+    return Assembled(inputs, critical, notes, unreachable, curve, seen)
 
 
 def _alike(run: SeenRun, recipe: Recipe) -> bool:
@@ -195,46 +199,58 @@ def _single_steps(
             f"validation data of {len(curves)} single-worker run{'s' * (len(curves) != 1)} of {budget:,.0f} steps; "
             f"lower --target, or raise --epochs"
         )
-    mean, low, high = law.mean_interval([math.log(steps) for steps in found])
+    logs = mean_interval([math.log(steps) for steps in found], LEVEL, new=True)
     gap = budget * recipe.worker_batch / facts.samples  # epochs; evaluations are one apart
     width = 0.5 * budget / max(gap, 1.0)
-    middle = math.exp(mean)
-    return (middle, max(1.0, min(math.exp(low), middle - width)), max(math.exp(high), middle + width)), None
+    middle, low, high = (math.exp(end) for end in (logs.value, logs.low, logs.high))
+    return (middle, max(1.0, min(low, middle - width)), max(high, middle + width)), None
 
 
-def _law_of_runs(facts: TaskFacts, recipe: Recipe, known: Known, target: float | None) -> Critical | None:
-    """The critical batch by what auto's runs took, where there are any."""
-    shared = _shared(known, recipe)
-    if not shared:
-        return None
-    runs = [*_singles(known, recipe), *shared]
+def _law_of_runs(facts: TaskFacts, recipe: Recipe, known: Known, target: float | None) -> Law | None:
+    """The critical-batch law through what auto's runs took, where there are any."""
     points = [
         (run.recipe.global_batch, steps)
-        for run in runs
+        for run in (*_singles(known, recipe), *_shared(known, recipe))
         if (steps := run.steps if target is None else steps_to(run.curve, target, facts.higher_is_better)) is not None
         and (target is not None or not run.recipe.selects)
     ]
-    counts = sorted({run.recipe.workers for run in runs})
-    source = f"steps of {len(points)} runs with {', '.join(map(str, counts))} workers"
-    stages = next(
-        (one.stages for one in reversed(known.measured) if one.stages and one.optimizer == recipe.optimizer), ()
-    )
-    noise = law.from_stages(stages, recipe.worker_batch, "").value if stages else None
-    return law.from_runs(points, source + (" and the noise scale" if noise else ""), noise)
+    return fit_law(points, "runs") if len({batch for batch, _ in points}) > 1 else None
 
 
-def _critical(facts: TaskFacts, recipe: Recipe, known: Known, target: float | None) -> Critical:
+@dataclass(frozen=True)
+class _Evidence:
+    """What the records say of the critical batch: the noise scale, and what trainings took."""
+
+    noise: CriticalBatch | None
+    direct: Law | CriticalBatch | None
+    place: str  # of the measurement
+    workers: tuple[int, ...]  # of the runs
+
+    def source(self, critical: CriticalBatch) -> str:
+        """Where a critical batch comes from."""
+        if critical.method == "noise scale":
+            return f"noise scale along one training ({self.place})"
+        if not critical.method.startswith("runs"):
+            return f"{critical.method} ({self.place})"
+        assert isinstance(self.direct, Law)
+        runs = f"steps of {len(self.direct.steps)} runs with {', '.join(map(str, self.workers))} workers"
+        return runs + critical.method.removeprefix("runs").replace("noise", "the noise")
+
+
+def _evidence(facts: TaskFacts, recipe: Recipe, known: Known, target: float | None) -> _Evidence:
+    """Of this optimizer the newest measurement, and the first that bounds it: auto's runs, then sweep or branches."""
+    measured = [one for one in known.measured if one.optimizer == recipe.optimizer and (one.noise or one.direct)]
+    newest = measured[-1] if measured else None
     by_runs = _law_of_runs(facts, recipe, known, target)
-    measured = [one for one in known.measured if one.stages and one.optimizer == recipe.optimizer]
-    if by_runs is not None and (by_runs.value is not None or not measured):
-        return by_runs
-    return law.from_stages(
-        measured[-1].stages, recipe.worker_batch, f"noise scale along one training ({_place(measured[-1])})"
+    found: list[Law | CriticalBatch] = [one for one in (by_runs, newest.direct if newest else None) if one is not None]
+    bounding = [one for one in found if (one.critical if isinstance(one, Law) else one).high is not None]
+    workers = {run.recipe.workers for run in (*_singles(known, recipe), *_shared(known, recipe))}
+    return _Evidence(
+        noise=None if newest is None else newest.noise,
+        direct=next(iter([*bounding, *found]), None),
+        place="" if newest is None else str(newest.path.parent),
+        workers=tuple(sorted(workers)),
     )
-
-
-def _place(measured: Measured) -> str:
-    return str(measured.path.parent)
 
 
 def _rated(known: Known) -> list[Measured]:
@@ -259,7 +275,7 @@ def _largest(facts: TaskFacts, known: Known, memory_bytes: int | None) -> int | 
     return largest
 
 
-def _shown(critical: Critical) -> str:
+def _shown(critical: CriticalBatch) -> str:
     """With its 80 % interval."""
     value, high = ("unbounded" if end is None else f"{end:,.0f}" for end in (critical.value, critical.high))
     return f"{value} ({critical.low or 0.0:,.0f} to {high})"
@@ -294,7 +310,7 @@ def _compute(rates: Sequence[tuple[int, float]], worker_batch: int) -> Compute:
 def _accuracy(recipe: Recipe, known: Known, target: float | None) -> Metric:
     """One worker's metric: the target, or what it had on test data."""
     if target is not None:
-        return Metric(target, target, target, 0)
+        return Metric(target, target, target, 0, level=LEVEL)
     return Metric.of(_tested(_singles(known, recipe)))
 
 
@@ -310,12 +326,9 @@ def _tested(runs: Sequence[SeenRun]) -> list[float]:
     return [run.test for run in runs if run.test is not None and not run.recipe.selects]
 
 
-def _notes(known: Known, hardware: Hardware, critical: Critical, largest: int | None) -> tuple[str, ...]:
+def _notes(known: Known, hardware: Hardware, largest: int | None) -> tuple[str, ...]:
     """Where the numbers come from, and what was assumed."""
-    notes = [
-        f"critical batch {_shown(critical)} by {critical.source}",
-        f"link: {hardware.link.name}, {hardware.link.source}",
-    ]
+    notes = [f"link: {hardware.link.name}, {hardware.link.source}"]
     if hardware.node_devices > 1:
         link = hardware.node_link
         notes.append(f"within a node of {hardware.node_devices}: {link.name}, {link.source}")

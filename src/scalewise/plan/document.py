@@ -12,6 +12,7 @@ from scalewise.plan.assemble import Metric
 from scalewise.plan.model import Inputs, Row
 from scalewise.plan.records import TaskFacts
 from scalewise.recipe import Recipe
+from scalewise.stats.critical_batch import CriticalBatch
 
 INTERVALS = ("steps", "samples", "seconds", "cost", "efficiency")
 
@@ -33,6 +34,7 @@ class Plan:
     command: str | None = None
     curve: tuple[tuple[int, float], ...] = ()  # one worker's validation metric by step
     seen: Mapping[int, Metric] = field(default_factory=dict)  # what several workers really came to, by their number
+    critical: CriticalBatch | None = None  # with its 95 % interval
 
     def interval(self, place: int, name: str) -> tuple[Any, Any]:
         """Both ends of a number of a row, the smaller one first."""
@@ -54,6 +56,7 @@ class Plan:
             "rows": rows,
             "recommended": recommended,
             "command": self.command,
+            "critical_batch": None if self.critical is None else self.critical.to_json(),
             "reason": self.choice.reason,
             "closest": [row.to_json() for row in self.choice.closest],
             "target": self.target,

@@ -13,9 +13,11 @@ from scalewise import records
 from scalewise.errors import RunFolderError, ScalewiseError
 from scalewise.files import read_json
 from scalewise.plan import links
-from scalewise.plan.law import Stage
 from scalewise.plan.links import Link
 from scalewise.recipe import Recipe
+from scalewise.stats.critical_batch import CriticalBatch, from_noise
+from scalewise.stats.interval import Interval
+from scalewise.stats.steps_law import Law, fit_law
 
 MEASURED, REQUESTED, RECIPE, RESULT, METRICS = (
     "measure.json",
@@ -68,7 +70,8 @@ class Measured:
 
     path: Path
     optimizer: str
-    stages: tuple[Stage, ...]
+    noise: CriticalBatch | None  # by the noise scale
+    direct: Law | CriticalBatch | None  # by a sweep, or by branches
     rates: tuple[tuple[int, float], ...]  # worker batch, samples per second
     largest_worker_batch: int | None
     device: str
@@ -172,13 +175,12 @@ def _read_measurement(file: Path, facts: TaskFacts) -> Measured:
     if (asked := file.with_name(REQUESTED)).is_file():
         request = read_json(asked)
         _check_same(file, _words(request["task"], request["settings"]), _words(facts.spec, facts.settings))
-    stages = [(int(stage["step"]), stage["noise_scale"]) for stage in content.get("stages") or []]
     rungs = (content.get("verified") or {}).get("rungs") or []
     return Measured(
         path=file,
         optimizer=str(content["optimizer"]),
-        stages=tuple(Stage(step, _amount(one["value"]), _amount(one["low"]), _amount(one["high"]))
-                     for step, one in stages),
+        noise=_noise(content),
+        direct=_direct(content.get("verified")),
         rates=tuple(_rate(row) for row in content["throughput"]),
         largest_worker_batch=_largest(content),
         device=str(content.get("device", "cpu")),
@@ -192,6 +194,35 @@ def _amount(value: float | None) -> float | None:
     if value is not None and not 0 <= value < float("inf"):
         raise ValueError(f"{value} is no amount")
     return None if value is None else float(value)
+
+
+def _noise(content: dict[str, Any]) -> CriticalBatch | None:
+    """What the noise scale along a training says, in the coordinates of its optimizer."""
+    stages = content.get("stages") or []
+    kind = "preconditioned" if any(stage.get("preconditioned") for stage in stages) else "noise_scale"
+    found = [(int(stage["step"]), _ends(stage[kind])) for stage in stages if stage[kind]]
+    return from_noise(found, int(content["worker_batch"])) if found else None
+
+
+def _ends(one: dict[str, Any]) -> Interval[float | None]:
+    return Interval(_amount(one["value"]), _amount(one["low"]), _amount(one["high"]))
+
+
+def _direct(verified: dict[str, Any] | None) -> Law | CriticalBatch | None:
+    """What training said: the law through the points of a sweep, or the critical batch by branches."""
+    if not verified:
+        return None
+    if "law" in verified:
+        return fit_law(_point(point) for point in verified["law"]["points"])
+    found = _ends(verified["critical_batch"])
+    return CriticalBatch(found.value, found.low, found.high, "branch")
+
+
+def _point(point: dict[str, Any]) -> tuple[int, float]:
+    batch, steps = int(point["global_batch"]), float(point["steps"])
+    if not (batch > 0 and 0 < steps < math.inf):
+        raise ValueError(f"{point} is no number of steps")
+    return batch, steps
 
 
 def _largest(content: dict[str, Any]) -> int | None:

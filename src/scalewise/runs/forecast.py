@@ -9,13 +9,14 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from scalewise.errors import DataError
 from scalewise.files import read_bytes
-from scalewise.stats.learning_curve import LEAST_SIZES, Interval, LearningCurve, fit
+from scalewise.stats.interval import Interval
+from scalewise.stats.learning_curve import LEAST_SIZES, LearningCurve, fit
 
 AHEAD = (2, 4, 10)  # times the largest size seen
 
@@ -41,7 +42,7 @@ class Outlook:
         return max(size for size, _ in self.points)
 
     @property
-    def needed(self) -> Interval | None:
+    def needed(self) -> Interval[float | None] | None:
         """The size for the target."""
         return None if self.target is None else self.curve.size_for(self.target)
 
@@ -69,15 +70,17 @@ class Outlook:
             "kind": self.kind,
             "alpha": curve.alpha.value,
             "beta": curve.beta.value,
-            "gamma": {**asdict(curve.gamma), "identified": curve.identified},
-            "intervals": {name: asdict(getattr(curve, name)) for name in ("alpha", "beta", "gamma")},
+            "gamma": {**curve.gamma.to_json(), "identified": curve.identified},
+            "intervals": {name: getattr(curve, name).to_json() for name in ("alpha", "beta", "gamma")},
             "spread": curve.spread,
             "target": self.target,
             "needed": None if needed is None else _samples(needed),
             "unreachable": self.unreachable,
             "regions": {"small_until": self.small, "irreducible_from": self.irreducible},
-            "ahead": [{"size": size, **asdict(curve.at(size))} for size in self.ahead()],
-            "points": [{"size": size, "error": error, "fitted": asdict(curve.at(size))} for size, error in self.points],
+            "ahead": [{"size": size, **curve.at(size).to_json()} for size in self.ahead()],
+            "points": [
+                {"size": size, "error": error, "fitted": curve.at(size).to_json()} for size, error in self.points
+            ],
         }
 
     def ahead(self) -> list[float]:
@@ -85,7 +88,7 @@ class Outlook:
         return [factor * self.largest for factor in AHEAD]
 
 
-def _samples(needed: Interval) -> dict[str, float | None]:
+def _samples(needed: Interval[float | None]) -> dict[str, float | None]:
     return {"samples": needed.value, "low": needed.low, "high": needed.high}
 
 

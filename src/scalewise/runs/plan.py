@@ -296,6 +296,7 @@ def _planned(
         request.target,
         curve=found.curve,
         seen=found.seen,
+        critical=found.critical,
     )
     job = _job(request, subject, planned)
     return (planned, None) if job is None else (dataclasses.replace(planned, command=_command(request, job)), job)

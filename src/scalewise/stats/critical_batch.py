@@ -1,56 +1,39 @@
-"""The critical batch: what a global batch costs in steps and in samples.
+"""The critical batch: what it is, what the noise scale says of it, and what more workers bring at it.
 
 To reach a given loss at global batch B takes (McCandlish et al. 2018, section 2.3)
 
     S = S_min · (1 + B_crit ÷ B) steps        E = S · B = E_min · (1 + B ÷ B_crit) samples        E_min = S_min · B_crit
 
 so that (S ÷ S_min − 1) · (E ÷ E_min − 1) = 1. At B = B_crit both are twice their minimum: a sample is worth half.
+`scalewise.stats.steps_law` fits this law to measured steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-from scipy.optimize import brentq, minimize_scalar
-from scipy.special import stdtrit
+from scalewise.stats.interval import Interval, t_quantile, weighted_sum
+from scalewise.stats.noise_scale import trapezoid_weights
 
-from scalewise.stats.noise_scale import NoiseEstimate
+Method = Literal["noise scale", "branch", "sweep", "runs", "sweep and noise scale", "runs and noise scale"]
 
-Method = Literal["noise scale", "branch", "sweep"]
-
-CONFIDENCE = 0.95
-FLAT, STEEP = 1e-6, 1e6  # of the smallest and largest global batch: beyond, the law is S = const and S ∝ 1/B
-GRID_POINTS = 500
+# Assumption: in 95 % of tasks the critical batch lies within a factor of 10 of the noise scale (McCandlish et al. 2018
+# speak of an order of magnitude; factors of 0.3 to 7 were seen here).
+NOISE_FACTOR = 10.0
 NEAR = 2.0  # ratio up to which two methods are said to be near each other
+WORKERS = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
-class Estimated:
-    """A number and its 95 % interval; `high` None: unbounded, `value` None: not known."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-
-    def to_json(self) -> dict[str, float | None]:
-        """Value and interval."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class CriticalBatch:
-    """A critical batch in samples, its 95 % interval (`high` None: unbounded), and how it was found.
+class CriticalBatch(Interval[float | None]):
+    """A critical batch in samples with its interval (`high` None: unbounded), and how it was found.
 
     `value` is None where it is beyond anything that was measured, or nothing is known at all.
     """
 
-    value: float | None
-    low: float | None
-    high: float | None
     method: Method
 
     @property
@@ -69,19 +52,32 @@ class CriticalBatch:
             return self.value is not None  # its interval is not known, which is not the same as without end
         return bool(self.low) or self.high is not None
 
-    def efficiency(self, global_batch: float) -> Estimated:
-        """What a sample is worth at a global batch, beside one at a tiny batch: 1 ÷ (1 + B ÷ B_crit).
+    def efficiency(self, global_batch: float) -> Interval[float | None]:
+        """What a sample is worth at a global batch, beside one at a tiny batch.
 
         >>> CriticalBatch(900.0, 450.0, None, "sweep").efficiency(100)
-        Estimated(value=0.9, low=0.8181818181818182, high=1.0)
+        Interval(value=0.9, low=0.8181818181818182, high=1.0, level=0.95)
         """
-        low = None if self.low is None else efficiency(global_batch, self.low)
-        high = 1.0 if self.high is None else efficiency(global_batch, self.high)
-        return Estimated(None if self.value is None else efficiency(global_batch, self.value), low, high)
+        ends = (self.value, self.low, self.high)
+        value, low, high = (None if end is None else efficiency(global_batch, end) for end in ends)
+        return Interval(value, low, 1.0 if high is None else high, level=self.level)
+
+    def at_level(self, level: float) -> CriticalBatch:
+        """The same with an interval of another level, as if log B were normal on either side of the value.
+
+        >>> found = CriticalBatch(100.0, 10.0, None, "noise scale").at_level(0.8)
+        >>> round(found.low), found.high
+        (22, None)
+        """
+        if not self.value:
+            return replace(self, level=level)
+        value, ratio = self.value, t_quantile(math.inf, level) / t_quantile(math.inf, self.level)
+        low, high = (value * (end / value) ** ratio if end else end for end in (self.low, self.high))
+        return replace(self, low=low, high=high, level=level)
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `critical_batch`."""
-        return asdict(self)
+        return super().to_json() | {"method": self.method}
 
     def __str__(self) -> str:
         if self.value is not None and not self.bounded:
@@ -93,13 +89,61 @@ class CriticalBatch:
         return f"{self.value:,.0f} ({self.low or 0:,.0f} to {self.high:,.0f})"
 
 
-def from_noise(estimate: NoiseEstimate) -> CriticalBatch:
-    """The cheap estimate: the critical batch is the noise scale (McCandlish et al. 2018, appendix D)."""
-    return CriticalBatch(estimate.value, estimate.low, estimate.high, "noise scale")
+def from_noise(stages: Sequence[tuple[int, Interval[float | None]]], worker_batch: int) -> CriticalBatch:
+    """The one B that gives the steps which a noise scale B(t) along a single worker's training gives.
+
+    N workers take Σ (1 + B(t) ÷ (N·b)) ÷ (1 + B(t) ÷ b) over the steps t of one worker, which is (w + (1 − w) ÷ N)
+    of them with w the mean of 1 ÷ (1 + B(t) ÷ b), whatever N. So B = b·(1 ÷ w − 1): the mean of B(t) over S_min.
+    The interval holds the sampling error only; `predicted` adds that of the noise scale as a predictor.
+
+    Arguments:
+        stages: (step, noise scale) along the training; those without an interval are left out if others have one.
+        worker_batch: b, of that training.
+
+    >>> from_noise([(0, Interval(32.0, 16.0, None)), (9, Interval(32.0, 16.0, None))], worker_batch=32).value
+    32.0
+    """
+    known = [stage for stage in stages if stage[1].low is not None]
+    used = known or [stage for stage in stages if stage[1].value is not None]
+    if not used:
+        return CriticalBatch(None, None, None, "noise scale")
+    weights = trapezoid_weights([step for step, _ in used])
+    share = weighted_sum([_share(noise, worker_batch) for _, noise in used], weights)
+    value, low, high = (
+        max(worker_batch * (1 / end - 1), 0.0) if end > 0 else None for end in (share.value, share.high, share.low)
+    )
+    return CriticalBatch(value, low, high, "noise scale") if known else CriticalBatch(value, None, None, "noise scale")
+
+
+def _share(noise: Interval[float | None], worker_batch: int) -> Interval[float]:
+    """1 ÷ (1 + B ÷ b) of a noise scale B; 0 of an unbounded one."""
+    least = noise.value if noise.low is None else noise.low
+    value, low, high = (
+        0.0 if end is None else 1 / (1 + end / worker_batch) for end in (noise.value, noise.high, least)
+    )
+    return Interval(value, low, high)
+
+
+def predicted(noise: CriticalBatch) -> CriticalBatch:
+    """The critical batch as a noise scale predicts it: the sampling error, and the factor by which it may be off.
+
+    >>> found = predicted(CriticalBatch(100.0, 100.0, None, "noise scale"))
+    >>> round(found.low, 6), found.high
+    (10.0, None)
+    """
+    value = noise.value or 1.0
+
+    def widened(end: float | None, factor: float) -> float | None:
+        if not end or not noise.value:
+            return end and end * factor
+        return value * math.exp(math.copysign(math.hypot(math.log(end / value), math.log(factor)), math.log(factor)))
+
+    low = noise.value if noise.low is None else noise.low
+    return replace(noise, low=widened(low, 1 / NOISE_FACTOR), high=widened(noise.high, NOISE_FACTOR))
 
 
 def efficiency(global_batch: float, critical: float) -> float:
-    """Share of a sample's worth that is left at a global batch.
+    """Share of a sample's worth that is left at a global batch: 1 ÷ (1 + B ÷ B_crit).
 
     >>> efficiency(900, 900)
     0.5
@@ -108,205 +152,45 @@ def efficiency(global_batch: float, critical: float) -> float:
 
 
 @dataclass(frozen=True)
-class Law:
-    """S = S_min · (1 + B_crit ÷ B) through steps measured at some global batches."""
+class Efficiency:
+    """What a number of workers brings.
 
-    global_batches: tuple[int, ...]
-    steps: tuple[float, ...]  # the median of the runs at each
-    critical: CriticalBatch
-
-    @property
-    def least_steps(self) -> float | None:
-        """S_min: steps at an infinite global batch; None where the steps never stopped falling."""
-        return None if self.critical.value is None else math.exp(self._fit.intercept(self._fit.best))
-
-    @property
-    def least_samples(self) -> float | None:
-        """E_min: samples at a tiny global batch; None where the steps never began to fall."""
-        best = self._fit.best
-        return math.exp(self._fit.intercept(best) + best) if self.critical.value != 0 else None
-
-    @property
-    def residual(self) -> float:
-        """Standard deviation of log S about the law: 0.05 is about 5 %."""
-        return math.sqrt(self._fit.variance)
-
-    def steps_at(self, global_batch: float) -> Estimated:
-        """Steps at any global batch, with the interval for the median of as many runs as went into the law."""
-        return self._fit.predicted(global_batch)
-
-    def to_json(self) -> dict[str, Any]:
-        """The law's numbers and the points behind it."""
-        return {
-            "critical_batch": self.critical.to_json(),
-            "least_steps": self.least_steps,
-            "least_samples": self.least_samples,
-            "residual": self.residual,
-            "points": [{"global_batch": batch, "steps": steps}
-                       for batch, steps in zip(self.global_batches, self.steps, strict=True)],
-        }  # fmt: skip
-
-    @property
-    def _fit(self) -> _Fit:
-        return _Fit(np.array(self.global_batches, float), np.log(np.array(self.steps, float)))
-
-
-def fit_law(runs: Iterable[tuple[int, float]]) -> Law:
-    """The law through (global batch, steps) pairs; several runs at one global batch count by their median.
-
-    Least squares on log S. The interval of B_crit is the profile likelihood's: all values whose squared residuals
-    exceed the least by no more than t² · s², where s² = RSS ÷ (batches − 2). So it holds what seeds do and what an
-    imperfectly tuned learning rate does to a whole global batch. It is unbounded above when the data do not bend away
-    from S ∝ 1 ÷ B, and 0 is in it when they do not bend away from S = const.
-
-    >>> law = fit_law((batch, 50 * (1 + 200 / batch)) for batch in (25, 50, 100, 200, 400, 800))
-    >>> round(law.critical.value), round(law.steps_at(300).value, 1)
-    (200, 83.3)
+    Arguments:
+        workers, global_batch: of this row.
+        worth, low, high: of a sample, as a share of one in very small global batches, with its 95 % interval; None
+            where it is not known.
+        steps, samples: needed to the same loss, as multiples of what one worker needs.
     """
-    by_batch: dict[int, list[float]] = {}
-    for global_batch, steps in runs:
-        by_batch.setdefault(global_batch, []).append(steps)
-    batches = sorted(by_batch)
-    medians = [float(np.median(by_batch[batch])) for batch in batches]
-    if not batches:
-        return Law((), (), CriticalBatch(None, None, None, "sweep"))
-    fit = _Fit(np.array(batches, float), np.log(np.array(medians)))
-    return Law(tuple(batches), tuple(medians), fit.critical())
 
-
-class _Fit:
-    """Residuals of log S as a function of log B_crit; the other parameter, log S_min, has a closed form."""
-
-    def __init__(self, batches: np.ndarray, log_steps: np.ndarray) -> None:
-        self._batches, self._log_steps = batches, log_steps
-        self._grid = np.linspace(math.log(FLAT * batches.min()), math.log(STEEP * batches.max()), GRID_POINTS)
-        self._on_grid = self._squares(self._grid)
-        self.best = self._minimum()
-        self.least = self.rss(self.best)
-
-    def rss(self, log_critical: float) -> float:
-        """Squared residuals, with the best S_min for this B_crit."""
-        return float(self._squares(np.array([log_critical]))[0])
-
-    def intercept(self, log_critical: float) -> float:
-        """log S_min for this B_crit."""
-        return float(self._intercepts(np.array([log_critical]))[0])
-
-    def _residuals(self, log_critical: np.ndarray) -> np.ndarray:
-        """Of S_min = 1; (B_crit, global batch)."""
-        return self._log_steps - np.log1p(np.exp(log_critical)[:, None] / self._batches)
-
-    def _intercepts(self, log_critical: np.ndarray) -> np.ndarray:
-        return self._residuals(log_critical).mean(axis=1)
-
-    def _squares(self, log_critical: np.ndarray) -> np.ndarray:
-        residuals = self._residuals(log_critical)
-        return ((residuals - residuals.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
-
-    @property
-    def variance(self) -> float:
-        """s² of log S about the law."""
-        return self.least / (len(self._batches) - 2) if len(self._batches) > 2 else 0.0
-
-    def critical(self) -> CriticalBatch:
-        """The best B_crit and its interval."""
-        if len(self._batches) < 3:
-            return CriticalBatch(None, None, None, "sweep")
-        first, last = self._accepted_ends()
-        value = 0.0 if self.best == self._grid[0] else None if self.best == self._grid[-1] else math.exp(self.best)
-        low = 0.0 if first is None else math.exp(first)
-        return CriticalBatch(value, low, None if last is None else math.exp(last), "sweep")
-
-    def predicted(self, global_batch: float) -> Estimated:
-        """Steps at a global batch: the union, over accepted values of B_crit, of what a new point may be.
-
-        For a given B_crit a new point y costs n ÷ (n + 1) · (y − ŷ)² more, so y is accepted up to the limit's distance.
-        """
-        value = math.exp(self._curve(np.array([self.best]), global_batch)[0])
-        limit, count = self._limit(), len(self._batches)
-        if limit is None:
-            return Estimated(value, None, None)
-        accepted = np.append(self._grid[self._on_grid <= limit], self.best)
-        half = np.sqrt(np.maximum(limit - self._squares(accepted), 0.0) * (count + 1) / count)
-        middle = self._curve(accepted, global_batch)
-        return Estimated(value, math.exp((middle - half).min()), math.exp((middle + half).max()))
-
-    def _curve(self, log_critical: np.ndarray, global_batch: float) -> np.ndarray:
-        return self._intercepts(log_critical) + np.log1p(np.exp(log_critical) / global_batch)
-
-    def _minimum(self) -> float:
-        """The best grid point, refined; an end of the grid stands for 0 or infinity."""
-        index = int(self._on_grid.argmin())
-        if index in (0, GRID_POINTS - 1) or self._on_grid.max() - self._on_grid.min() == 0:
-            return float(self._grid[index])
-        found = minimize_scalar(self.rss, bounds=(self._grid[index - 1], self._grid[index + 1]), method="bounded",
-                                options={"xatol": 1e-9})  # fmt: skip
-        flat = min(self._on_grid[0], self._on_grid[-1])  # as good at an end, up to rounding: nothing bends
-        return float(found.x) if found.fun < flat * (1 - 1e-9) else float(self._grid[int(self._on_grid.argmin())])
-
-    def _limit(self) -> float | None:
-        degrees = len(self._batches) - 2
-        if degrees < 1:
-            return None
-        t = float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
-        return self.least + t**2 * self.variance
-
-    def _accepted_ends(self) -> tuple[float | None, float | None]:
-        """The least and largest accepted log B_crit; None where an end of the grid is accepted."""
-        limit = self._limit()
-        assert limit is not None
-
-        def excess(value: float) -> float:
-            return self.rss(value) - limit
-
-        first = None if self._on_grid[0] <= limit else _crossing(excess, float(self._grid[0]), self.best)
-        last = None if self._on_grid[-1] <= limit else _crossing(excess, self.best, float(self._grid[-1]))
-        return first, last
-
-
-def _crossing(function: Callable[[float], float], start: float, stop: float) -> float:
-    """Where a function changes sign; at the end where it hardly does."""
-    if function(start) * function(stop) >= 0:
-        return start if abs(function(start)) < abs(function(stop)) else stop
-    return float(brentq(function, start, stop, xtol=1e-6))
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """A global batch that was left out of the law, what the law says of it, and what was measured."""
-
+    workers: int
     global_batch: int
-    predicted: Estimated
-    measured: float
+    worth: float | None
+    low: float | None
+    high: float | None
+    steps: float | None
+    samples: float | None
 
-    @property
-    def error(self) -> float:
-        """How far the prediction is off: 0.1 is 10 % too many steps."""
-        assert self.predicted.value is not None
-        return self.predicted.value / self.measured - 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Prediction, measurement and error."""
-        return {
-            "global_batch": self.global_batch,
-            "predicted_steps": self.predicted.to_json(),
-            "measured_steps": self.measured,
-            "error": self.error,
-        }
+    def to_json(self) -> dict[str, float | None]:
+        """As it stands in `efficiency` of the document."""
+        return asdict(self)
 
 
-def held_out_one_by_one(runs: Sequence[tuple[int, float]]) -> list[HeldOut]:
-    """Every global batch but the smallest and the largest, predicted from all others."""
-    whole = fit_law(runs)
-    found = []
-    for global_batch, measured in list(zip(whole.global_batches, whole.steps, strict=True))[1:-1]:
-        rest = fit_law([run for run in runs if run[0] != global_batch])
-        found.append(HeldOut(global_batch, rest.steps_at(global_batch), measured))
-    return found
+def efficiency_of(critical: CriticalBatch, worker_batch: int, workers: int) -> Efficiency:
+    """What a number of workers brings, each with this worker batch.
+
+    >>> found = efficiency_of(CriticalBatch(900.0, 450.0, 1800.0, "sweep"), worker_batch=100, workers=9)
+    >>> found.worth, round(found.steps, 3), found.samples
+    (0.5, 0.2, 1.8)
+    """
+    global_batch = workers * worker_batch
+    share, one = critical.efficiency(global_batch), critical.efficiency(worker_batch)
+    samples = one.value / share.value if one.value and share.value else None
+    steps = None if samples is None else samples / workers
+    return Efficiency(workers, global_batch, share.value, share.low, share.high, steps, samples)
 
 
 def agreement(cheap: CriticalBatch, direct: CriticalBatch) -> str:
-    """One sentence on whether the cheap estimate and the direct measurement say the same."""
+    """One sentence on whether the noise scale and the direct measurement say the same."""
     pair = f"{cheap.method} {cheap}, {direct.method} {direct}"
     if not cheap.bounded or not direct.bounded:
         unknown = direct if cheap.bounded else cheap

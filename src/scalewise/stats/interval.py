@@ -1,8 +1,9 @@
-"""The ratio of two means with a 95 % interval, from a series of steps whose true means may move.
+"""A value with its interval, and the intervals that come from data: of a mean, a median, a weighted sum, a ratio.
 
-Given the weights of a step, its samples are fresh: what is left of a step's numbers after their own expectation is
-uncorrelated from step to step, whatever path the weights take. So the error of the window's averages follows from the
-scatter among neighbouring steps, in short blocks in which the expectation hardly moves; what moves beyond is not error.
+**The ratio of two means**, from a series of steps whose true means may move. Given the weights of a step, its samples
+are fresh: what is left of a step's numbers after their own expectation is uncorrelated from step to step, whatever path
+the weights take. So the error of the window's averages follows from the scatter among neighbouring steps, in short
+blocks in which the expectation hardly moves; what moves beyond is not error.
 
 With a and b the two series, the interval is the set of ratios r at which the mean of a − r·b cannot be told from 0
 (Fieller 1954); it is unbounded when that of b cannot.
@@ -17,29 +18,106 @@ such that they are 95 %. From μ = 1.96 = d on this is Fieller's interval again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import stdtr, stdtrit
+from scipy.special import bdtr, stdtr, stdtrit
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+LEVEL = 0.95
 BLOCK_STEPS = 8
-COVERED = 0.95
 TINY, FARTHEST = 1e-12, 1e9
+
+Number = TypeVar("Number", float, float | None)
 
 
 @dataclass(frozen=True)
-class Interval:
-    """Ends of the interval of a ratio; `high` None where it is unbounded."""
+class Interval(Generic[Number]):
+    """A value with its interval. An end of None is unbounded or unknown; a value of None is unknown."""
 
-    low: float | None
-    high: float | None
+    value: Number
+    low: Number
+    high: Number
+    level: float = field(default=LEVEL, kw_only=True)
 
     def within(self, factor: float) -> bool:
-        """Whether the upper end is at most so many times the lower one."""
+        """Whether the upper end is at most `factor` times the lower one."""
         return self.low is not None and self.high is not None and 0 < self.high <= factor * self.low
+
+    def excludes(self, number: float) -> bool:
+        """Whether a number lies outside."""
+        return (self.low is not None and self.low > number) or (self.high is not None and self.high < number)
+
+    def inverse(self: Interval[float], factor: float = 1.0) -> Interval[float]:
+        """factor ÷ value: from seconds per byte to bytes per second."""
+        value, low, high = (factor / part if part else math.inf for part in (self.value, self.high, self.low))
+        return Interval(value, low, high, level=self.level)
+
+    def to_json(self) -> dict[str, Any]:
+        """Value and ends."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+def as_json(record: DataclassInstance) -> dict[str, Any]:
+    """A dataclass as its JSON object, in which intervals are value and ends."""
+    return asdict(record, dict_factory=lambda pairs: {name: value for name, value in pairs if name != "level"})
+
+
+def t_quantile(freedom: float, level: float = LEVEL) -> float:
+    """How many standard errors an interval of Student's t reaches to either side.
+
+    >>> round(t_quantile(1e9), 2), round(t_quantile(4), 2)
+    (1.96, 2.78)
+    """
+    return float(stdtrit(freedom, 0.5 + level / 2))
+
+
+def mean_interval(values: Sequence[float], level: float = LEVEL, *, new: bool = False) -> Interval[float]:
+    """The mean of some values with its interval, or with that of one more value like these; of a single one a point.
+
+    >>> mean_interval([2.0])
+    Interval(value=2.0, low=2.0, high=2.0, level=0.95)
+    """
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count < 2:
+        return Interval(mean, mean, mean, level=level)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    half = t_quantile(count - 1, level) * math.sqrt(variance * (new + 1 / count))
+    return Interval(mean, mean - half, mean + half, level=level)
+
+
+def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """Two of the values between which the median lies, with at least this confidence if there are enough of them.
+
+    The number of values below the median is binomial, whatever their distribution.
+
+    >>> median_interval([5, 1, 4, 2, 3, 7, 6, 9, 8])
+    (2, 8)
+    """
+    ordered = sorted(values)
+    likely = next(below for below in range(len(ordered) + 1) if bdtr(below, len(ordered), 0.5) >= (1 - level) / 2)
+    skipped = max(0, likely - 1)
+    return ordered[skipped], ordered[-1 - skipped]
+
+
+def weighted_sum(parts: Sequence[Interval[float]], weights: Sequence[float]) -> Interval[float]:
+    """Σw·v of independent estimates; its interval from theirs (Zou and Donner 2008).
+
+    With value v, ends l and u, and weights w: low = Σw·v − √Σw²(v − l)², high = Σw·v + √Σw²(u − v)².
+    """
+    value = sum(weight * part.value for weight, part in zip(weights, parts, strict=True))
+    below, above = (
+        math.sqrt(sum((weight * distance) ** 2 for weight, distance in zip(weights, distances, strict=True)))
+        for distances in ([part.value - part.low for part in parts], [part.high - part.value for part in parts])
+    )
+    return Interval(value, value - below, value + above)
 
 
 @dataclass(frozen=True)
@@ -54,16 +132,21 @@ class Scatter:
     bottom_bottom: float
     freedom: float
 
-    def interval(self) -> Interval:
-        """The interval."""
+    @property
+    def ratio(self) -> float | None:
+        """Top ÷ bottom; None where the bottom is not above 0."""
+        return self.top / self.bottom if self.bottom > 0 else None
+
+    def interval(self) -> Interval[float | None]:
+        """The ratio with its interval."""
         found = self.fieller()
         if self.top <= 0 or self.bottom_bottom <= 0:
             return found
-        if found.high is not None and self._standing(1 / found.high)[1] >= _both_tails(self.freedom):
+        if found.high is not None and self._standing(1 / found.high)[1] >= t_quantile(self.freedom):
             return found
-        return Interval(self._low(), self._high())
+        return Interval(self.ratio, self._low(), self._high())
 
-    def fieller(self, more: float = 1.0, least_signal: float = -math.inf) -> Interval:
+    def fieller(self, more: float = 1.0, least_signal: float = -math.inf) -> Interval[float | None]:
         """The interval of equal tails, or about what it would be after `more` times as many steps of the same kind.
 
         Arguments:
@@ -71,13 +154,13 @@ class Scatter:
             least_signal: what the mean of the bottom counts as at least, in its present standard errors.
         """
         bottom = max(self.bottom, least_signal * math.sqrt(self.bottom_bottom))
-        square = _both_tails(self.freedom * more) ** 2 / more
+        square = t_quantile(self.freedom * more) ** 2 / more
         a = bottom**2 - square * self.bottom_bottom
         b = self.top * bottom - square * self.top_bottom
         c = self.top**2 - square * self.top_top
         spread = math.sqrt(max(b * b - a * c, 0.0))
         low = c / (b + spread) if c > 0 and b + spread > 0 else 0.0  # the smaller root, written so that a may be 0
-        return Interval(low, (b + spread) / a if bottom > 0 and a > 0 else None)
+        return Interval(self.ratio, low, (b + spread) / a if bottom > 0 and a > 0 else None)
 
     def _high(self) -> float | None:
         """The largest ratio to which the bottom is not too large."""
@@ -121,10 +204,10 @@ def reach(mean: float, freedom: float) -> tuple[float, float]:
     >>> round(above, 2), round(below, 2)
     (1.82, 2.16)
     """
-    both = _both_tails(freedom)
+    both = t_quantile(freedom)
     if mean >= both:
         return both, both
-    one = float(stdtrit(freedom, COVERED))
+    one = float(stdtrit(freedom, LEVEL))
     if mean <= 0:
         return one, math.inf
 
@@ -132,14 +215,10 @@ def reach(mean: float, freedom: float) -> tuple[float, float]:
         return (mean**2 + above**2) / (2 * mean)
 
     def excess(above: float) -> float:
-        return float(stdtr(freedom, above) - stdtr(freedom, -below(above))) - COVERED
+        return float(stdtr(freedom, above) - stdtr(freedom, -below(above))) - LEVEL
 
     above = one if excess(one) >= 0 else float(brentq(excess, one, both, xtol=1e-6))
     return above, below(above)
-
-
-def _both_tails(freedom: float) -> float:
-    return float(stdtrit(freedom, 0.5 + COVERED / 2))
 
 
 def _root(function: Callable[[float], float], start: float, stop: float) -> float:

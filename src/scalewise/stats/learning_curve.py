@@ -19,26 +19,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from scalewise.errors import DataError
+from scalewise.stats.interval import Interval, t_quantile
 
-CONFIDENCE = 0.95
 LEAST_SIZES = 4  # three unknowns, and one to see whether they fit
 START_SHARES = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 0.97])  # of the least error: γ of the starts
 NORMAL_LOSS = 0.9326  # Huber's mean loss of standard normal residuals, whose mean square is 1
 COARSE, FINE = 40, 40  # values of γ that are held
 LEAST_SCALE = 1e-4  # of log residuals; a curve without any noise is still not known better
 IDENTIFIED_RATIO = 4.0  # between the ends of γ's interval, up to which it counts as known
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A number and its 95 % interval; `high` None: unbounded, `value` None: there is none."""
-
-    value: float | None
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True)
@@ -50,20 +40,20 @@ class LearningCurve:
     spread: standard deviation of log ε about the curve; 0.05 is about 5 %.
     """
 
-    alpha: Interval
-    beta: Interval
-    gamma: Interval
+    alpha: Interval[float]
+    beta: Interval[float]
+    gamma: Interval[float]
     identified: bool
     spread: float
     accepted: Accepted
 
-    def at(self, size: float) -> Interval:
+    def at(self, size: float) -> Interval[float]:
         """The error that a new measurement at some size would show."""
         middle, half = self.accepted.predicted(size, new=True)
         best = math.exp(self.accepted.middle(size))
         return Interval(best, math.exp((middle - half).min()), math.exp((middle + half).max()))
 
-    def size_for(self, error: float) -> Interval:
+    def size_for(self, error: float) -> Interval[float | None]:
         """Samples at which the curve comes down to an error; None where it never does."""
         return self.accepted.sizes(error)
 
@@ -92,7 +82,7 @@ class Accepted:
         leverage = self._leverage(share, np.full(len(values), x))
         return np.log(values), np.sqrt(np.maximum(self.room, 0.0) * (leverage + new))
 
-    def sizes(self, error: float) -> Interval:
+    def sizes(self, error: float) -> Interval[float | None]:
         """At which size every curve comes down to an error; some never do."""
         a, b, g = self.unknowns.T
         reaches = (g < error) & (b < 0)
@@ -135,7 +125,7 @@ def fit(points: Sequence[tuple[float, float]]) -> LearningCurve:
         scale = _scale(residuals)
     least = float(huber(residuals[None, :], scale)[0])
     variance = max(least / (NORMAL_LOSS * (len(x) - 3)), LEAST_SCALE**2)
-    limit = float(stdtrit(len(x) - 3, 0.5 + CONFIDENCE / 2)) ** 2 * variance
+    limit = t_quantile(len(x) - 3) ** 2 * variance
     accepted = _accepted(x, logs, best, least, scale, limit, centre)
     return _described(accepted, math.sqrt(variance))
 

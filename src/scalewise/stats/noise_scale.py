@@ -11,14 +11,16 @@ averages divided. Nothing is clamped before averaging.
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from scalewise.errors import UsageError
-from scalewise.stats.interval import BLOCK_STEPS, Interval, Scatter, scatter
+from scalewise.stats.interval import BLOCK_STEPS, Interval, Scatter, scatter, weighted_sum
 
 ENOUGH_STEPS = 20
 ENOUGH_RATIO = 4.0
@@ -30,15 +32,12 @@ LEAST_SIGNAL = 1.0
 
 
 @dataclass(frozen=True)
-class NoiseEstimate:
-    """A noise scale in samples, its 95 % interval (`high` None: unbounded), and whether that is enough.
+class NoiseEstimate(Interval[float | None]):
+    """A noise scale in samples with its 95 % interval (`high` None: unbounded), and whether that is enough.
 
     `more_steps` says about how many steps are missing, `problem` why steps alone will not do.
     """
 
-    value: float | None
-    low: float | None
-    high: float | None
     enough: bool
     more_steps: int | None = None
     problem: str | None = None
@@ -56,9 +55,9 @@ class NoiseEstimate:
             return self.problem
         return "not enough" if self.more_steps is None else f"not enough: about {self.more_steps:,} more steps"
 
-    def to_json(self) -> dict[str, float | bool | None]:
+    def to_json(self) -> dict[str, Any]:
         """As it stands in `noise_scale` of the result."""
-        return {"value": self.value, "low": self.low, "high": self.high, "enough": self.enough}
+        return super().to_json() | {"enough": self.enough}
 
 
 UNKNOWN = NoiseEstimate(None, None, None, enough=False, more_steps=ENOUGH_STEPS)
@@ -75,15 +74,15 @@ def ratio_of_means(
         least: steps below which it is never enough.
     """
     steps = len(numerator)
-    top, bottom = float(numerator.mean()), float(denominator.mean())
-    value = top / bottom if bottom > 0 else None
     if steps < LEAST_STEPS:
+        top, bottom = float(numerator.mean()), float(denominator.mean())
+        value = top / bottom if bottom > 0 else None
         return NoiseEstimate(value, None, None, enough=False, more_steps=least - steps)
     seen = scatter(numerator, denominator, block)
     found = seen.interval()
-    enough = steps >= least and value is not None and found.within(ENOUGH_RATIO)
+    enough = steps >= least and found.value is not None and found.within(ENOUGH_RATIO)
     more = None if enough else _more_steps(seen, least)
-    return NoiseEstimate(value, found.low, found.high, enough, more)
+    return NoiseEstimate(found.value, found.low, found.high, enough, more)
 
 
 def _more_steps(seen: Scatter, least: int) -> int | None:
@@ -118,29 +117,20 @@ def rounded_up(number: float) -> int:
     return math.ceil(number / digit) * digit
 
 
-def weighted_mean(estimates: list[NoiseEstimate], weights: list[float]) -> NoiseEstimate:
-    """The mean of independent estimates; its interval from theirs (Zou and Donner 2008).
-
-    With value v, ends l and u, and weights w: low = Σw·v − √Σw²(v − l)², high = Σw·v + √Σw²(u − v)². Where one of them
-    is unbounded so is the mean, and its lower end is that of the lower ends.
-    """
+def weighted_mean(estimates: Sequence[NoiseEstimate], weights: Sequence[float]) -> NoiseEstimate:
+    """The mean of independent estimates. Where one is unbounded so is the mean; its lower end is that of their lows."""
     problem = next((one.problem for one in estimates if one.problem is not None), None)
-    values, lows, highs = ([getattr(one, name) for one in estimates] for name in ("value", "low", "high"))
-    if problem is not None or None in lows:
+    lows = [one.low for one in estimates if one.low is not None]
+    if problem is not None or len(lows) < len(estimates):
         return NoiseEstimate(None, None, None, enough=False, problem=problem)
-    value = None if None in values else _weighted(weights, values)
-    if value is None or None in highs:
-        return NoiseEstimate(value, _weighted(weights, lows), None, enough=False)
-    below, above = (
-        math.sqrt(sum((weight * (one - end)) ** 2 for weight, one, end in zip(weights, values, ends, strict=True)))
-        for ends in (lows, highs)
-    )
-    found = Interval(value - below, value + above)
-    return NoiseEstimate(value, found.low, found.high, enough=found.within(ENOUGH_RATIO))
-
-
-def _weighted(weights: list[float], values: list[float]) -> float:
-    return sum(weight * value for weight, value in zip(weights, values, strict=True))
+    bounded = [Interval(one.value, low, one.high) for one, low in zip(estimates, lows, strict=True)
+               if one.value is not None and one.high is not None]  # fmt: skip
+    if len(bounded) < len(estimates):
+        values = [one.value for one in estimates if one.value is not None]
+        value = sum(map(operator.mul, weights, values)) if len(values) == len(estimates) else None
+        return NoiseEstimate(value, sum(map(operator.mul, weights, lows)), None, enough=False)
+    found = weighted_sum(bounded, weights)
+    return NoiseEstimate(found.value, found.low, found.high, enough=found.within(ENOUGH_RATIO))
 
 
 def trapezoid_weights(steps: Sequence[int]) -> list[float]:

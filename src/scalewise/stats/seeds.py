@@ -7,9 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from scipy.special import stdtrit
+from scalewise.stats.interval import Interval, t_quantile
 
-CONFIDENCE = 0.95
 ROUNDING = 1e-9
 
 
@@ -22,24 +21,6 @@ class Spread:
     values: list[float]
 
     def to_json(self) -> dict[str, float | list[float] | None]:
-        """As it stands in a row."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A mean difference and its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def beats_noise(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
-
-    def to_json(self) -> dict[str, float]:
         """As it stands in a row."""
         return asdict(self)
 
@@ -58,7 +39,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean, std, list(values))
 
 
-def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Difference | None:
+def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Interval[float] | None:
     """The mean of (value − reference) over the seeds that both have, with its interval; None for fewer than two.
 
     mean ± t(0.975, n − 1) · s ÷ √n, where s is the deviation of the differences: what a seed does to both (the start
@@ -71,8 +52,8 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
     deviation = differences.std
     if deviation <= ROUNDING * abs(differences.mean):  # equal differences: of a coarse metric they are no certainty
         deviation = resolution([given[seed] for given in (values, reference) for seed in seeds]) / math.sqrt(12)
-    half = float(stdtrit(len(seeds) - 1, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(len(seeds))
-    return Difference(differences.mean, differences.mean - half, differences.mean + half)
+    half = t_quantile(len(seeds) - 1) * deviation / math.sqrt(len(seeds))
+    return Interval(differences.mean, differences.mean - half, differences.mean + half)
 
 
 def resolution(values: Sequence[float]) -> float:

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
+
+from scalewise.stats.interval import LEVEL, Interval, median_interval
 
 KNEE = 0.9  # share of the best throughput
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -82,20 +82,6 @@ def find_knee(rounds: Mapping[int, Sequence[float]], share: float = KNEE) -> Kne
     )
 
 
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Two of the values between which the median lies, with at least this confidence if there are enough of them.
-
-    The number of values below the median is binomial, whatever their distribution.
-
-    >>> median_interval([5, 1, 4, 2, 3, 7, 6, 9, 8])
-    (2, 8)
-    """
-    ordered = sorted(values)
-    outside = int(binom.ppf((1 - confidence) / 2, len(ordered), 0.5))  # the first that is not too unlikely
-    skipped = max(0, outside - 1)
-    return ordered[skipped], ordered[-1 - skipped]
-
-
 Numbers = NDArray[np.float64]
 
 ITERATIONS = 20
@@ -105,31 +91,18 @@ TINY = 1e-300
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A value and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def inverse(self, factor: float = 1.0) -> Estimate:
-        """factor ÷ value: from seconds per byte to bytes per second."""
-        return Estimate(*(factor / part if part else float("inf") for part in (self.value, self.high, self.low)))
-
-
-@dataclass(frozen=True)
 class Cost:
     """α of one message and β of one unit.
 
     misfit: the median relative distance of a timing from the line: small where the model holds.
     """
 
-    fixed_seconds: Estimate
-    unit_seconds: Estimate
+    fixed_seconds: Interval[float]
+    unit_seconds: Interval[float]
     misfit: float
 
     def seconds(self, units: float, messages: float = 1.0) -> float:
-        """What so many units take."""
+        """What a number of units takes."""
         return messages * self.fixed_seconds.value + units * self.unit_seconds.value
 
 
@@ -154,10 +127,10 @@ def fit(messages: Sequence[float], units: Sequence[float], timings: Sequence[Seq
     drawn = np.take_along_axis(np.broadcast_to(rounds, chosen.shape), chosen, axis=2)  # (resample, case, round)
     medians = np.median(rounds, axis=1)
     lines = _robust_lines(design, np.vstack([medians, np.median(drawn, axis=2)]))
-    tail = 50 * (1 - CONFIDENCE)
+    tail = 50 * (1 - LEVEL)
     low, high = np.percentile(lines[1:], [tail, 100 - tail], axis=0)
     fixed, unit = (
-        Estimate(float(value), float(min(least, value)), float(max(most, value)))
+        Interval(float(value), float(min(least, value)), float(max(most, value)))
         for value, least, most in zip(lines[0], low, high, strict=True)
     )
     return Cost(fixed, unit, float(np.median(np.abs(medians / (design @ lines[0]) - 1))))

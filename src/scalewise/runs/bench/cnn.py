@@ -16,7 +16,8 @@ from scalewise.recipe import Recipe
 from scalewise.records import Epoch, Record, Step
 from scalewise.runs.bench.operations import Place
 from scalewise.runs.request import Notify
-from scalewise.stats.timing import median_interval, rounds
+from scalewise.stats.interval import median_interval
+from scalewise.stats.timing import rounds
 from scalewise.tasks.digits import digits
 from scalewise.tasks.task import Task
 

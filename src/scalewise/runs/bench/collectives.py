@@ -44,7 +44,8 @@ from scalewise.runs.bench.common import (
 )
 from scalewise.runs.bench.hosts import check_counts, interleaved
 from scalewise.runs.request import Notify, silent
-from scalewise.stats.timing import Cost, Estimate, fit, median_interval, rounds
+from scalewise.stats.interval import Interval, median_interval
+from scalewise.stats.timing import Cost, fit, rounds
 
 NAMES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "ordered")
 SIZES = (4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -123,9 +124,9 @@ class Line:
 
     collective: str
     processes: int
-    latency_seconds: Estimate
-    algorithm_bytes_per_second: Estimate
-    bus_bytes_per_second: Estimate
+    latency_seconds: Interval[float]
+    algorithm_bytes_per_second: Interval[float]
+    bus_bytes_per_second: Interval[float]
     misfit: float
 
 
@@ -140,8 +141,8 @@ class CollectivesReport(Report):
     rows: tuple[Row, ...]
     fits: tuple[Line, ...]
     link: Link
-    link_latency_seconds: Estimate
-    link_bytes_per_second: Estimate
+    link_latency_seconds: Interval[float]
+    link_bytes_per_second: Interval[float]
     link_misfit: float
     link_processes: tuple[int, ...]
     hosts: int | None

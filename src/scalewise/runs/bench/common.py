@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -22,6 +22,7 @@ from scalewise.engine.store.folder import check_folder, make_folder
 from scalewise.errors import PlacementError, UsageError
 from scalewise.records import save_document
 from scalewise.runs.request import check_alone
+from scalewise.stats.interval import as_json
 
 DOCUMENT_FILE = "bench.json"
 
@@ -38,7 +39,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """What --json prints."""
-        content = asdict(self)
+        content = as_json(self)
         return {"run": str(content.pop("run")), "kind": self.kind, **content}
 
 

@@ -20,7 +20,8 @@ from scalewise.runs.bench.common import Report, Topology, benching, stored, topo
 from scalewise.runs.bench.operations import OPERATIONS, TRANSFERS, Operation, Place, Run, missing, places
 from scalewise.runs.measure.throughput import matrix_product_peak, timed
 from scalewise.runs.request import Notify, silent
-from scalewise.stats.timing import Cost, fit, median_interval, rounds
+from scalewise.stats.interval import median_interval
+from scalewise.stats.timing import Cost, fit, rounds
 
 MOST_ROUNDS, SECONDS, QUICK_SECONDS = 15, 20.0, 5.0  # of operations; training takes as long again
 ROUND_SECONDS = 0.01  # of one operation in one round, or once if that takes longer

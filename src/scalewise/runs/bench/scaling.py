@@ -27,7 +27,8 @@ from scalewise.runs.bench.common import (
 )
 from scalewise.runs.bench.hosts import check_counts, interleaved
 from scalewise.runs.request import Notify, Settings, load_subject, silent
-from scalewise.stats.timing import Lost, Parts, efficiency_rounds, lost, median_interval, medians, parts_of_step, rounds
+from scalewise.stats.interval import median_interval
+from scalewise.stats.timing import Lost, Parts, efficiency_rounds, lost, medians, parts_of_step, rounds
 from scalewise.tasks.load import load_task
 
 if TYPE_CHECKING:

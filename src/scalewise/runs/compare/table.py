@@ -9,7 +9,8 @@ from typing import Any
 
 from scalewise.runs.compare.jobs import Outcome
 from scalewise.runs.compare.rows import Line, Skipped
-from scalewise.stats.seeds import Difference, Spread, paired_difference, spread
+from scalewise.stats.interval import Interval
+from scalewise.stats.seeds import Spread, paired_difference, spread
 
 # Metrics between 0 and 1 whose complement is an error.
 SHARES = ("accuracy",)
@@ -46,7 +47,7 @@ class RemedyRow:
     samples_per_second: float | None
     seconds: float | None
     seeds: list[int]
-    difference: Difference | None
+    difference: Interval[float] | None
     failed: list[tuple[int, str]]  # (seed, reason)
     diverged: bool
     what: str
@@ -56,12 +57,13 @@ class RemedyRow:
     @property
     def beats_noise(self) -> bool | None:
         """Whether the row differs from single by more than seed noise; None where that cannot be told."""
-        return None if self.difference is None else self.difference.beats_noise
+        return None if self.difference is None else self.difference.excludes(0)
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `rows`."""
         failed = [{"seed": seed, "reason": reason} for seed, reason in self.failed]
-        difference = self.difference.to_json() if self.difference is not None else None
+        found = self.difference
+        difference = None if found is None else {"mean": found.value, "low": found.low, "high": found.high}
         values = asdict(self) | {"failed": failed, "difference": difference, "settings": list(self.settings)}
         return values | {"beats_noise": self.beats_noise}
 

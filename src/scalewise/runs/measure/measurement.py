@@ -10,13 +10,13 @@ from scalewise.recipe import Recipe
 from scalewise.records import finite
 from scalewise.runs.measure.critical.branch import BranchReport
 from scalewise.runs.measure.critical.sweep import SweepReport
-from scalewise.runs.measure.efficiency import Efficiency, counts, efficiency
 from scalewise.runs.measure.memory.largest import MemoryReport
 from scalewise.runs.measure.minima.landscape import Line, Plane
 from scalewise.runs.measure.minima.sharpness import SharpnessReport
 from scalewise.runs.measure.noise import NoiseReport
 from scalewise.runs.measure.throughput import ThroughputReport
-from scalewise.stats.critical_batch import CriticalBatch, agreement, from_noise, overlap
+from scalewise.stats.critical_batch import WORKERS, CriticalBatch, Efficiency, agreement, efficiency_of, from_noise
+from scalewise.stats.steps_law import to_go_by
 
 
 @dataclass(frozen=True)
@@ -52,28 +52,23 @@ class Measurement:
 
     @property
     def cheap(self) -> CriticalBatch | None:
-        """The critical batch as the noise scale gives it."""
-        return None if self.noise is None else from_noise(self.noise.used)
+        """The critical batch as the noise scale gives it, with the sampling error alone."""
+        return None if self.noise is None else from_noise(self.noise.along, self.recipe.worker_batch)
 
     @property
     def critical(self) -> CriticalBatch | None:
-        """The critical batch to go by: measured directly where that says anything, else from the noise scale.
-
-        A lower bound found directly leaves the noise scale to go by as long as that may lie above it.
-        """
-        direct, cheap = None if self.verified is None else self.verified.critical, self.cheap
-        if direct is None or not direct.bounded:
-            return cheap
-        fits_the_bound = cheap is not None and cheap.value is not None and cheap.bounded and overlap(cheap, direct)
-        return cheap if direct.value is None and fits_the_bound else direct
+        """The critical batch to go by, from the noise scale and what was trained."""
+        if self.noise is None and self.verified is None:
+            return None
+        return to_go_by(self.cheap, None if self.verified is None else self.verified.direct)
 
     @property
     def efficiencies(self) -> tuple[Efficiency, ...]:
         """What more workers bring, by the critical batch to go by; of a lower bound, the least that they bring."""
         if self.critical is None or (self.critical.value is None and not self.critical.low):
             return ()
-        workers = counts(self.recipe.workers)
-        return tuple(efficiency(self.critical, self.recipe.worker_batch, count) for count in workers)
+        workers = sorted({*WORKERS, self.recipe.workers})
+        return tuple(efficiency_of(self.critical, self.recipe.worker_batch, count) for count in workers)
 
     @property
     def agreement(self) -> str | None:
@@ -122,9 +117,10 @@ class Measurement:
         }
 
     def _verified(self) -> dict[str, Any] | None:
-        if self.verified is None or self.cheap is None:
+        if self.verified is None:
             return None
-        both = {"cheap": self.cheap.to_json(), "critical_batch": self.verified.critical.to_json()}
+        cheap = None if self.cheap is None else self.cheap.to_json()
+        both = {"cheap": cheap, "critical_batch": self.verified.critical.to_json()}
         return {**both, "agreement": self.agreement, **self.verified.to_json()}
 
     def _landscape(self) -> dict[str, Any] | None:

@@ -15,7 +15,6 @@ from scalewise.errors import TaskError
 from scalewise.recipe import Recipe
 from scalewise.runs.measure.frozen import BLOCKS, GroupGradients, PooledNoise, Table, estimate, preconditioners
 from scalewise.runs.request import Notify, silent
-from scalewise.stats.interval import Interval
 from scalewise.stats.noise_scale import ENOUGH_RATIO, NoiseEstimate, rounded_up, trapezoid_weights, weighted_mean
 from scalewise.tasks.task import Task
 
@@ -83,6 +82,13 @@ class NoiseReport:
         """Names of the stages that the averages are over: those that have a noise scale."""
         kept = [stage for stage in self.stages if self.preconditioned is None or stage.preconditioned is not None]
         return tuple(stage.name for stage in kept if stage.estimate.low is not None)
+
+    @property
+    def along(self) -> list[tuple[int, NoiseEstimate]]:
+        """(step, noise scale) of the stages, in the coordinates of the optimizer, where there are any."""
+        found = [(stage.step, stage.estimate if self.preconditioned is None else stage.preconditioned)
+                 for stage in self.stages]  # fmt: skip
+        return [(step, estimate) for step, estimate in found if estimate is not None]
 
     @property
     def used(self) -> NoiseEstimate:
@@ -268,7 +274,7 @@ def _within(pooled: PooledNoise, ratio: float) -> bool:
     """Whether the intervals' ends are that close."""
     tables = [table for table in (pooled.table(), pooled.preconditioned_table()) if table is not None]
     found = [estimate([table]) for table in tables]
-    return all(Interval(one.low, one.high).within(ratio) for one in found)
+    return all(one.within(ratio) for one in found)
 
 
 def _targets(groups_per_pass: int, group_samples: int, anew: bool = False) -> list[int]:

@@ -36,7 +36,7 @@ from scalewise.runs.profile.session import Recording, Times, observe, usage
 from scalewise.runs.profile.times import trace
 from scalewise.runs.profile.verdict import verdict
 from scalewise.runs.request import Notify, Settings, compilable, load_subject, silent
-from scalewise.stats.timing import median_interval
+from scalewise.stats.interval import median_interval
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Origin, Task
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from scalewise import schedules
 from scalewise.errors import TargetMissed, UsageError
@@ -27,6 +26,7 @@ from scalewise.runs.measure.critical.sweep import training_samples
 from scalewise.runs.measure.critical.trials import Branch, Curve, Trial
 from scalewise.runs.request import Notify, silent
 from scalewise.stats.critical_batch import CriticalBatch
+from scalewise.stats.interval import mean_interval
 from scalewise.tasks.task import Task
 
 TOLERANCE = 0.01  # of a loss of 1 or more, as in the paper, where losses are 2 to 4 nats …
@@ -79,6 +79,11 @@ class BranchReport:
         highs = [math.inf if batch.high is None else batch.high for batch in found]
         low = float(np.median([batch.low or 0.0 for batch in found]))
         return CriticalBatch(_finite(np.median(values)), low, _finite(np.median(highs)), "branch")
+
+    @property
+    def direct(self) -> CriticalBatch:
+        """The same: branches have no law behind them."""
+        return self.critical
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `branch`."""
@@ -266,11 +271,8 @@ def _rise(
     best = by_seed[min(smaller, key=lambda other: smaller[other])] if smaller else None
     if mine is None or best is None:
         return math.inf, 0.0
-    rises = np.array(mine) - np.array(best)
-    if len(rises) == 1:
-        return float(rises[0]), 0.0
-    error = float(stdtrit(len(rises) - 1, 0.975)) * float(rises.std(ddof=1)) / math.sqrt(len(rises))
-    return float(rises.mean()), error
+    rise = mean_interval([own - other for own, other in zip(mine, best, strict=True)])
+    return rise.value, rise.high - rise.value
 
 
 def largest_harmless(losses: Mapping[int, float | None]) -> int:

@@ -37,7 +37,8 @@ from scalewise.runs.measure.critical.laboratory import Laboratory
 from scalewise.runs.measure.critical.rates import Tried
 from scalewise.runs.measure.critical.trials import Curve, Trial, evaluation_steps, smoothed
 from scalewise.runs.request import Notify, silent
-from scalewise.stats.critical_batch import CriticalBatch, HeldOut, Law, fit_law, held_out_one_by_one
+from scalewise.stats.critical_batch import CriticalBatch
+from scalewise.stats.steps_law import HeldOut, Law, fit_law, held_out_one_by_one
 from scalewise.tasks.task import Task
 
 SEEDS = 5  # at least
@@ -107,6 +108,11 @@ class SweepReport:
     def critical(self) -> CriticalBatch:
         """The critical batch."""
         return self.law.critical
+
+    @property
+    def direct(self) -> Law:
+        """What the critical batch follows from."""
+        return self.law
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `sweep`."""
