@@ -130,7 +130,7 @@ def load_subject(task: str | Task, settings: Settings | None, data: Path | None)
             f"set and data are for tasks that are loaded by name, got the task {task.name} itself; drop them"
         )
     if task.origin is None:
-        return Subject(task, task.name, [])
+        return Subject(task, f"{PYTHON}{task.name}", [])
     return Subject(task, task.origin.spec, [*task.origin.settings], task.origin.data)
 
 

@@ -46,9 +46,9 @@ from scalewise.engine.store.lock import holding
 from scalewise.errors import Failed, LostContact, PlacementError, RecipeError, ScalewiseError
 from scalewise.recipe import Derived, Recipe, RecipeMode
 from scalewise.records import Result
-from scalewise.runs.request import HANG_SECONDS, PYTHON, Notice, Notify, compiles, resumed_folder, silent
+from scalewise.runs.request import HANG_SECONDS, Notice, Notify, compiles, load_subject, resumed_folder, silent
 from scalewise.runs.run import OnRecord, Run, ignore
-from scalewise.tasks.task import Origin, Task
+from scalewise.tasks.task import Task
 
 SAVE_SECONDS = 20.0  # for the processes that are left to save an emergency checkpoint
 MAX_RESTARTS = 3  # the default that torch's own launcher had
@@ -230,8 +230,7 @@ def resolved(request: Request, measure: bool = True) -> tuple[RunRecipe, RunFold
     begun = begun_by_this_job(request.folder, task.name)
     if begun is not None:
         return read_recipe(begun), begun
-    origin = task.origin or Origin(f"{PYTHON}{task.name}", (), None)
-    spec, settings = origin.spec, [*origin.settings]
+    subject = load_subject(task, None, None)
     path = resumed_folder(request.resume, request.folder, task.name, "recipe.json")
     if path is not None:
         folder = RunFolder(path)
@@ -239,7 +238,9 @@ def resolved(request: Request, measure: bool = True) -> tuple[RunRecipe, RunFold
         changes = dict(request.given)
         if "epochs" in changes:
             changes.setdefault("steps", None)
-        wanted = dataclasses.replace(stored, task=spec, settings=settings, recipe=stored.recipe.replace(**changes))
+        wanted = dataclasses.replace(
+            stored, task=subject.spec, settings=subject.settings, recipe=stored.recipe.replace(**changes)
+        )
         check_same(stored, wanted, folder, task.validation is not None)
         check_writable(folder.path)
         return wanted, folder
@@ -252,7 +253,7 @@ def resolved(request: Request, measure: bool = True) -> tuple[RunRecipe, RunFold
     if recipe.compile and not compiles(device):
         recipe = recipe.replace(compile=False)
         derived.append(Derived("compile", False, "torch.compile needs a C++ compiler on a CPU; found none"))
-    return RunRecipe(spec, settings, recipe, derived, pilot=pilot), None
+    return RunRecipe(subject.spec, subject.settings, recipe, derived, pilot=pilot), None
 
 
 def _agreed(request: Request, leads: bool) -> tuple[RunRecipe, RunFolder | None]:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -25,9 +25,6 @@ from scalewise.runs.compare.rows import Facts
 from scalewise.runs.run import started_in
 from scalewise.tasks.load import settings_of
 from scalewise.tasks.task import Task
-
-if TYPE_CHECKING:
-    from scalewise.tasks.task import Task
 
 FAILURE_FILE = "failure.json"
 REPORT_SECONDS = 0.2
@@ -50,7 +47,7 @@ def facts(task: Task, task_spec: str, settings: tuple[str, ...], base: Recipe) -
 
 
 def perform(job: Job, task: Task, setup: Setup, report: Report, stop: Stop) -> Outcome | Stopped:
-    """Train, go on with or read one run; failures are outcomes too."""
+    """Train, resume or read one run; failures are outcomes too."""
     folder = RunFolder(setup.folder / job.name)
     recipe: Recipe | None = None
     try:
