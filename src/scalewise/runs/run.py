@@ -220,7 +220,7 @@ def stored_records(
             _await_own_signal(training)
             raise Interrupted(
                 f"{signals.name(training.interrupted)} stopped the run after step {training.progress.step}; its "
-                f"state is saved, go on with --resume {folder.path}",
+                f"state is saved, continue with --resume {folder.path}",
                 training.interrupted,
             )
     except NonFiniteLoss as error:
