@@ -158,7 +158,7 @@ def test_devices_show_curves_what_to_send_and_what_is_missing():
     assert ["reduction", "any", "elements"] in words
     cnn = ["cpu,", "1", "thread", "2", "(1.8", "to", "2.5)", "ms", "16,000", "not", "reached", "50", "%", "▁▅█"]
     assert cnn in words
-    assert "no GPU here" in lines
+    assert "No GPU here." in lines
 
 
 @pytest.mark.parametrize(("share", "shown"), [(0.123, "12 %"), (-0.08, "−8 %"), (-0.001, "0 %")])

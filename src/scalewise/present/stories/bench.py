@@ -122,7 +122,7 @@ def measured_section(document: Stored, rows: Sequence[Stored]) -> Section | None
     machine = document.part("topology")
     if not machine.is_object or not rows:
         return None
-    blocks: list[Block] = [Line(line.text(), "warning") for line in document.parts("missing")]
+    blocks: list[Block] = [Line(sentence(line.text()), "warning") for line in document.parts("missing")]
     blocks += _weights(document, rows)
     most = rows[-1]
     processes, cores = most.number("processes") or 1.0, machine.number("cores") or 1.0

@@ -282,11 +282,11 @@ def _usage_table(document: Stored) -> Table | None:
         share = row.number("processor_share") if row.number("device_share") is None else row.number("device_share")
         held = used.number("memory_bytes") if used.number("device_bytes") is None else used.number("device_bytes")
         curve = [_curve(curves, key, look) for key, look in (("processor_over_time", 0), ("memory_over_time", 4))]
-        rows.append((f"process {number(process)}", percent(share), curve[0], size(held), curve[1]))
+        rows.append((number(process), percent(share), curve[0], size(held), curve[1]))
         for loader in row.parts("loaders"):
             name = f"  loader {number(loader.number('number'))}, busy"
             rows.append((name, percent(loader.number("busy_share")), Sparkline(()), "", Sparkline(())))
-    columns = ("", "processor", "", "memory", "")
+    columns = ("process", "processor", "", "memory", "")
     return Table(columns, tuple(rows), "How much each process used") if rows else None
 
 
