@@ -123,11 +123,6 @@ class Piece:
     worked_seconds: float
     waited_seconds: float
 
-    @property
-    def stop_seconds(self) -> float:
-        """When it ended."""
-        return self.start_seconds + self.worked_seconds + self.waited_seconds
-
 
 @dataclass(frozen=True)
 class InFlight:
