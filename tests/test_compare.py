@@ -126,7 +126,7 @@ def test_ctrl_c_saves_everything_and_leaves_nobody_behind(tmp_path):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
-    assert stderr.strip().splitlines()[-1].endswith("go on with the same command and --resume table")
+    assert stderr.strip().splitlines()[-1].endswith("continue with the same command and --resume table")
     assert not psutil.wait_procs(children, timeout=20)[1]
     for run in ("single-1w-seed0", "naive-2w-seed0"):
         last = json.loads((table / run / "metrics.jsonl").read_text().splitlines()[-1])["step"]

@@ -206,7 +206,9 @@ def test_an_interrupt_keeps_the_runs_of_a_verification(tmp_path):
     process.send_signal(signal.SIGINT)
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 130
-    assert "SIGINT stopped the measurement; its runs are saved, go on with the same command and --resume run" in stderr
+    assert (
+        "SIGINT stopped the measurement; its runs are saved, continue with the same command and --resume run" in stderr
+    )
     assert not (tmp_path / "run" / "measure.json").exists()
 
 

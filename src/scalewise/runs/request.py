@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalewise.engine.placement import DeviceName, available_cores
-from scalewise.errors import RunFolderError, ScalewiseError, UsageError
+from scalewise.errors import Interrupted, RunFolderError, ScalewiseError, UsageError
 from scalewise.files import read_json
 from scalewise.recipe import Derived, Recipe, resolve
 from scalewise.records import write_atomically
@@ -181,6 +181,14 @@ def resumed_folder(resume: str | None, out: Path | None, name: str, file: str = 
     if out is None:
         return newest(name, Path("runs"), file)
     return out if (out / file).is_file() else None
+
+
+def stopped(number: int, what: str, folder: Path) -> Interrupted:
+    """The error to raise when a signal has stopped a question whose folder can be resumed."""
+    from scalewise.engine.processes import signals
+
+    words = f"stopped the {what}; its runs are saved, continue with the same command and --resume {folder}"
+    return Interrupted(f"{signals.name(number)} {words}", number)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from scalewise.engine.data import streams
 from scalewise.engine.data.samples import TensorSamples, open_samples
 from scalewise.engine.placement import DeviceName, Placement
 from scalewise.engine.store.folder import RunFolder, RunRecipe, check_folder
-from scalewise.errors import DataError, TaskError, UsageError
+from scalewise.errors import DataError, Interrupted, TaskError, UsageError
 from scalewise.files import read_json
 from scalewise.plan.model import Inputs, rows
 from scalewise.recipe import Derived
@@ -46,6 +46,7 @@ from scalewise.runs.request import (
     save_request,
     silent,
     single_recipe,
+    stopped,
 )
 from scalewise.runs.run import train_in
 from scalewise.stats.learning_curve import LEAST_SIZES
@@ -214,10 +215,13 @@ def _from_task(request: ForecastRequest, subject: Subject, known: KnownPlan | No
     with answering(name, request.out, resumed) as folder:
         save_request(folder, begun)
         where = request.seeds, folder, request.device, notify
-        if request.sizes:
-            trained = on_sizes(subject.task, run, request.size_settings, *where)
-        else:
-            trained = on_shares(subject.task, run, request.parts, *where)
+        try:
+            if request.sizes:
+                trained = on_sizes(subject.task, run, request.size_settings, *where)
+            else:
+                trained = on_shares(subject.task, run, request.parts, *where)
+        except Interrupted as error:
+            raise stopped(error.exit_code - 128, "forecast", folder) from None
         result = _result(request, _points(request, trained, notify), trained, known, folder)
         save_document(folder / DOCUMENT_FILE, result.to_json())
     return result

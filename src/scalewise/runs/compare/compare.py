@@ -15,7 +15,7 @@ from scalewise.engine.placement import DeviceName, available_cores, slots
 from scalewise.engine.processes import signals
 from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.pool import InProcess, Pool
-from scalewise.errors import Failed, Interrupted, UsageError
+from scalewise.errors import Failed, UsageError
 from scalewise.recipe import fitting_lr
 from scalewise.records import finite, save_document
 from scalewise.runs.compare.comparison import Comparison
@@ -40,6 +40,7 @@ from scalewise.runs.request import (
     request_from,
     resumed_folder,
     save_request,
+    stopped,
 )
 from scalewise.tasks.task import Task
 
@@ -167,11 +168,7 @@ class CompareResult:
     def check_interrupted(self) -> None:
         """Raise where a signal stopped the comparison."""
         if self.signal:
-            raise Interrupted(
-                f"{signals.name(self.signal)} stopped the comparison; its runs are saved, go on with the same command "
-                f"and --resume {self.folder}",
-                self.signal,
-            )
+            raise stopped(self.signal, "comparison", self.folder)
 
     def check_failures(self) -> None:
         """Raise where runs broke, or all of them diverged; a row that diverged is a finding."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from scalewise.engine.placement import DeviceName, Placement, available_cores
-from scalewise.engine.processes import signals
 from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.memory import is_out_of_memory, says_out_of_memory
 from scalewise.engine.store.folder import RunFolder, RunRecipe, check_folder
@@ -53,6 +52,7 @@ from scalewise.runs.request import (
     resumed_request,
     save_request,
     silent,
+    stopped,
 )
 from scalewise.runs.run import train_in
 from scalewise.tasks.task import Task
@@ -106,9 +106,7 @@ def answer(request: MeasureRequest, notify: Notify = silent) -> Measurement:
         except Unfinished as error:
             found = error.found
         except Interrupted as error:
-            number = error.exit_code - 128
-            words = "stopped the measurement; its runs are saved, go on with the same command and --resume"
-            raise Interrupted(f"{signals.name(number)} {words} {folder}", number) from None
+            raise stopped(error.exit_code - 128, "measurement", folder) from None
         save_document(folder / DOCUMENT_FILE, found.to_json())
     return found
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-import torch
-
-from scalewise.engine.placement import available_cores
+from scalewise.engine.placement import slots
 from scalewise.engine.processes import signals
 from scalewise.engine.processes.failures import translated
-from scalewise.engine.processes.pool import Pool
+from scalewise.engine.processes.pool import InProcess, Pool
 from scalewise.engine.processes.signals import Stop
 from scalewise.errors import Failed, Interrupted, ScalewiseError
 from scalewise.runs.measure.critical.trials import Curve, Trial, follow, stored
@@ -92,18 +90,17 @@ class Laboratory:
     def __init__(self, task: Task, folder: Path, jobs: int | None) -> None:
         self._folder = folder / "trials"
         self._folder.mkdir(parents=True, exist_ok=True)
-        size = jobs or _slots()
-        self._pool: Pool[Trial, Message] | None = None
-        if task.origin is not None and size > 1:
+        size = jobs or slots("auto")
+        self._pool: Pool[Trial, Message] | InProcess[Trial, Message]
+        if task.origin is None or size == 1:
+            self._pool = InProcess(Trying(task.origin, self._folder, [task]))
+        else:
             self._pool = Pool(size, Trying(task.origin, self._folder))
-        self._here = Trying(task.origin, self._folder, [task])
-        self._stop = Stop()
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        if self._pool is not None:
-            self._stack.enter_context(self._pool)
-        self._stack.enter_context(signals.stopping(self._ask))
+        self._stack.enter_context(self._pool)
+        self._stack.enter_context(signals.stopping(self._pool.stop))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -112,36 +109,16 @@ class Laboratory:
     def curves(self, trials: Sequence[Trial]) -> list[Curve]:
         """The curves of some trials, in their order: read where they are stored, else trained."""
         found = {trial.name: stored(trial, self._folder) for trial in trials}
-        for message in self._perform([trial for trial in trials if found[trial.name] is None]):
+        for message in self._pool.run([trial for trial in trials if found[trial.name] is None]):
             if isinstance(message, Broken):
                 raise Failed(f"trial {message.trial.name}: {message.reason}", message.exit_code)
             if isinstance(message, Done):
                 found[message.trial.name] = message.curve
-        if self._stop.signal:
+        if self._pool.stopping:
             raise Interrupted(
-                f"{signals.name(self._stop.signal)} stopped the measurement; its trials are saved in "
-                f"{self._folder.parent}, the same command with that folder goes on",
-                self._stop.signal,
+                f"{signals.name(self._pool.stopping)} stopped the measurement; its trials are saved in "
+                f"{self._folder.parent}, the same command with that folder continues",
+                self._pool.stopping,
             )
         curves = [found[trial.name] for trial in trials]
         return [curve for curve in curves if curve is not None]
-
-    def _perform(self, trials: Sequence[Trial]) -> Iterator[Message]:
-        if self._pool is not None:
-            yield from self._pool.run(trials)
-            return
-        for trial in trials:
-            if self._stop.signal:
-                return
-            yield self._here.perform(trial, lambda message: None, self._stop)
-
-    def _ask(self, number: int) -> None:
-        self._stop.ask(number)
-        if self._pool is not None:
-            self._pool.stop(number)
-
-
-def _slots() -> int:
-    """Trials that the machine has room for: one on an accelerator, else one per core."""
-    accelerated = torch.cuda.is_available() or torch.backends.mps.is_available()
-    return 1 if accelerated else available_cores()
