@@ -15,6 +15,9 @@ from typing import Any, ClassVar
 from scalewise.errors import RunFolderError
 from scalewise.files import LARGEST_LINE, LARGEST_RECORDS, check_regular, parse_json
 
+# Metrics between 0 and 1 that people read as percentages, and whose complement is an error.
+SHARES = ("accuracy",)
+
 
 @dataclass(frozen=True)
 class Step:

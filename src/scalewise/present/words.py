@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-# Metrics between 0 and 1 that people read as percentages.
-SHARES = ("accuracy",)
+from scalewise.records import SHARES
+
 NOTHING = "–"
 Shown = Callable[[float | None], str]
 Units = tuple[tuple[str, float], ...]

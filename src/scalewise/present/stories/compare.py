@@ -10,7 +10,8 @@ from scalewise.present.charts import LOOKS, Axis, Series, line_chart, series_of
 from scalewise.present.stored import Stored
 from scalewise.present.stories.train import DERIVED, derived_cells
 from scalewise.present.story import Block, Cell, Fact, Line, Plot, Section, Story, Table, Tone, kept
-from scalewise.present.words import SHARES, count, difference, listed, metric, number, seconds, span, spelled, spread
+from scalewise.present.words import count, difference, listed, metric, number, seconds, span, spelled, spread
+from scalewise.records import SHARES
 
 TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "level": "dim"}
 SPARE = ("global batch", "peak LR", "train", "samples")

@@ -12,7 +12,6 @@ from scalewise.present.stories.doctor import findings_section
 from scalewise.present.story import Block, Cell, Fact, Figure, Section, Story, Switch, Table, kept
 from scalewise.present.words import (
     NOTHING,
-    SHARES,
     count,
     interval,
     metric,
@@ -24,6 +23,7 @@ from scalewise.present.words import (
     span,
     spelled,
 )
+from scalewise.records import SHARES
 
 MOST_POINTS = 240
 DERIVED = ("derived", "value", "because")

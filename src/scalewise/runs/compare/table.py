@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from scalewise.records import SHARES
 from scalewise.runs.compare.jobs import Outcome
 from scalewise.runs.compare.rows import Line, Skipped
 from scalewise.stats.interval import Interval
 from scalewise.stats.seeds import Spread, paired_difference, spread
-
-# Metrics between 0 and 1 whose complement is an error.
-SHARES = ("accuracy",)
 
 Outcomes = Mapping[tuple[str, int], Mapping[int, Outcome]]  # by the line's key and the seed
 
