@@ -33,7 +33,7 @@ from scalewise.engine.parallel.model import PlacedModel, numerics, sha256
 from scalewise.engine.parallel.workers import StepNumbers, WorkerNumbers, means, numbers_tensor
 from scalewise.engine.placement import Placement, available_cores, check_processes, check_recipe, loader_processes
 from scalewise.engine.processes import team as teams
-from scalewise.engine.processes.heartbeat import HEARTBEAT, Heartbeat
+from scalewise.engine.processes.heartbeat import HEARTBEAT
 from scalewise.engine.processes.memory import has_room_to_keep, keep_freed_memory, return_freed_memory
 from scalewise.engine.sums import replicas
 from scalewise.errors import NonFiniteLoss, Place, TaskError
@@ -191,7 +191,7 @@ class Training:
             self._whole = True
             if taken.step == first_step and self.team.device.type == "cpu" and has_room_to_keep(self.team.here):
                 keep_freed_memory()
-            HEARTBEAT.last = Heartbeat(self.progress.step, True)
+            HEARTBEAT.memory.step, HEARTBEAT.memory.trains = self.progress.step, True
             ends_epoch = self.ends_epoch()
             pauses = ends_epoch or (self.pause_every is not None and self.progress.step % self.pause_every == 0)
             records = [*self._read(0 if pauses else 1, began)]

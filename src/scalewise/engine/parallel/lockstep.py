@@ -90,7 +90,7 @@ class Lockstep:
         self._numbers[place] = numbers.detach()
         if place == self._here - 1:
             rows = torch.stack([row for row in self._numbers if row is not None])
-            self._gathered = self._team.gather_rows(rows, self._counts).wait()
+            self._gathered = self._team.gather_rows(rows, self._counts).wait() if self._team.size > 1 else rows
         random_numbers = streams.random_state()
         self._pass_on()
         self._wait_for_turn()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import socket
 import stat
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_FORMAT = struct.Struct("<qq")
 FILE = "heartbeat-{rank}"
 
 
@@ -23,30 +22,32 @@ class Heartbeat:
     trains: bool = False
 
 
+class _Memory(ctypes.LittleEndianStructure):
+    _fields_ = (("step", ctypes.c_int64), ("trains", ctypes.c_int64))
+
+
 class OwnHeartbeat:
     """The last heartbeat of this process, in memory that others can read."""
 
     def __init__(self) -> None:
-        self._memory: mmap.mmap | bytearray = bytearray(_FORMAT.size)
-        self._last = Heartbeat()
+        self.memory = _Memory()  # a training step writes into it
         self.lost: str | None = None  # why this process closed its connections
 
     @property
     def last(self) -> Heartbeat:
         """Where this process is."""
-        return self._last
+        return Heartbeat(self.memory.step, bool(self.memory.trains))
 
     @last.setter
     def last(self, heartbeat: Heartbeat) -> None:
-        self._last = heartbeat
-        _FORMAT.pack_into(self._memory, 0, heartbeat.step, heartbeat.trains)
+        self.memory.step, self.memory.trains = heartbeat.step, heartbeat.trains
 
     def share(self, path: Path) -> None:
         """Keep it in a file from now on."""
         temporary = path.with_name(f".{path.name}")
-        temporary.write_bytes(bytes(self._memory))
+        temporary.write_bytes(bytes(self.memory))
         with temporary.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
+            self.memory = _Memory.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(_Memory)))
         temporary.replace(path)
 
 
@@ -59,8 +60,8 @@ def heartbeats(folder: Path) -> dict[int, Heartbeat]:
     with suppress(FileNotFoundError):  # the folder, and below one of its files
         for path in folder.glob("heartbeat-*"):
             with suppress(FileNotFoundError):
-                step, trains = _FORMAT.unpack(path.read_bytes())
-                found[int(path.name.split("-")[1])] = Heartbeat(step, bool(trains))
+                read = _Memory.from_buffer_copy(path.read_bytes())
+                found[int(path.name.split("-")[1])] = Heartbeat(read.step, bool(read.trains))
     return found
 
 
