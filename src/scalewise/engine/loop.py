@@ -65,7 +65,7 @@ def train(task: Task, recipe: Recipe | None = None, placement: Placement | None 
 
     Arguments:
         task: what is learned.
-        recipe: how; by default the task's own. Nothing is derived from it: auto belongs to the command.
+        recipe: how; by default the task's own. Nothing is derived from it and nothing stored: `fit` does both.
         placement: where; by default on whatever device is available.
     """
     with Training(task, recipe or task.recipe, placement or Placement()) as training:

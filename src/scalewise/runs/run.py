@@ -182,7 +182,7 @@ def stored_records(
         training, folder: what is stored, and where.
         checkpoint_steps: steps from checkpoint to checkpoint, besides one at every epoch's end.
         on_disk_full: whether to stop, or to train on and try again at the next checkpoint.
-        warn: told what was wrong but did not end the run.
+        warn: reports what went wrong but did not end the run.
     """
     leads = training.team.leads
     if leads:
@@ -255,7 +255,7 @@ def _await_own_signal(training: Training) -> None:
 
 
 def _write(writer: RecordWriter, record: Record, on_disk_full: DiskFull) -> None:
-    """Add a record; on a full disk it waits in memory until there is room, if the run is to go on."""
+    """Add a record; on a full disk it waits in memory until there is room, if the run is to continue."""
     try:
         writer.write(record)
     except OSError as error:

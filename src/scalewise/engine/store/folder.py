@@ -151,7 +151,7 @@ def begin(folder: RunFolder, run: RunRecipe, device: str, processes: int) -> Non
 
 
 def current_job() -> dict[str, Any] | None:
-    """What tells the job of this process from any other; None outside of one that restarts its processes."""
+    """What identifies the job of this process; None outside of one that restarts its processes."""
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None or (name == UNNAMED and os.environ.get("TORCHELASTIC_MAX_RESTARTS") == "0"):
         return None

@@ -55,7 +55,7 @@ class Trying:
     tasks: list[Task] = field(default_factory=list)
 
     def perform(self, trial: Trial, send: Callable[[Message], None], stop: Stop) -> Message:
-        """Train, or go on with, one trial; failures are messages too."""
+        """Train or resume one trial; failures are messages too."""
         try:
             return Done(trial, follow(self._task(), trial, self.folder, stop))
         except Interrupted:
@@ -71,7 +71,7 @@ class Trying:
         return Broken(trial, reason, 1)
 
     def stopped(self, trial: Trial) -> Stopped:
-        """A trial to go on with."""
+        """A trial to resume."""
         return Stopped(trial)
 
     def _task(self) -> Task:

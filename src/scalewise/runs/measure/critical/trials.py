@@ -90,7 +90,7 @@ class Curve:
 
 
 def follow(task: Task, trial: Trial, folder: Path, stop: Stop) -> Curve:
-    """Train until the target, the end of the budget or divergence; goes on from where it was saved."""
+    """Train until the target, the end of the budget or divergence; resumes from where it was saved."""
     place = folder / trial.name
     with Training(task, trial.recipe, Placement(noise=False), pause_every=1, hold_out=True, alone=True) as training:
         training.validation = _some(training.validation)
