@@ -31,7 +31,7 @@ from scalewise.engine.store.folder import (
     stored_environment,
 )
 from scalewise.errors import RunFolderError
-from scalewise.plan import links
+from scalewise.plan import hardware
 from scalewise.plan.records import TaskFacts, read_records
 from scalewise.present.folders import read_run
 from scalewise.recipe import Recipe
@@ -78,7 +78,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     found = {
         "recipe": Reader([run.recipe.read_bytes(), b'{"workers": 4}'], at("r.json", Recipe.load)),
         "records": Reader([run.metrics.read_bytes()], at("metrics.jsonl", _records)),
-        "link": Reader([link_file(folder)], at("link.json", links.load)),
+        "link": Reader([link_file(folder)], at("link.json", hardware.load_link)),
         "points": Reader([b"samples,error\n100,0.5\n200,0.4\n", b"100,0.5\n200,0.4\n"], at("points.csv", read_points)),
         "request": Reader(
             [request_file()], at("request.json", lambda path: load_request(path.parent, BegunComparison, "comparison"))
@@ -210,7 +210,7 @@ def npz_file() -> bytes:
 
 
 def link_file(folder: Path) -> bytes:
-    links.save(folder / "link.json", links.Link("loopback", 1e-5, 1e9, "by hand"))
+    hardware.save_link(folder / "link.json", hardware.Link("loopback", 1e-5, 1e9, "by hand"))
     return (folder / "link.json").read_bytes()
 
 

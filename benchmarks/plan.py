@@ -24,8 +24,8 @@ import plan_link
 from report import add_part, described
 from scalewise.plan import model
 from scalewise.plan.assemble import LEVEL
+from scalewise.plan.hardware import ETHERNET_LATENCY
 from scalewise.plan.model import Inputs
-from scalewise.plan.words import ETHERNET_LATENCY
 from scalewise.stats.critical_batch import CriticalBatch, from_noise
 from scalewise.stats.interval import mean_interval
 from scalewise.stats.steps_law import fit_law, to_go_by

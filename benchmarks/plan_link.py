@@ -23,7 +23,7 @@ from scipy.optimize import least_squares
 
 import scalewise as sw
 from scalewise.engine.processes.job import Job, Start
-from scalewise.plan.links import Link
+from scalewise.plan.hardware import Link
 from scalewise.runs.bench.hosts import hosts, limit
 
 if TYPE_CHECKING:

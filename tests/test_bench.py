@@ -18,7 +18,7 @@ import torch
 from conftest import environment
 from scalewise.engine.processes.job import Job, Start
 from scalewise.errors import Failed
-from scalewise.plan import links
+from scalewise.plan import hardware
 from scalewise.present.stored import Stored
 from scalewise.present.stories.bench import machine_words
 from scalewise.runs.bench import cnn, devices
@@ -157,8 +157,8 @@ def test_collectives_write_the_link_where_plan_reads_it(scalewise, tmp_path, lin
         if rate is not None and row["bytes"] == 512 << 10:  # 128 kB go through at once
             assert row["bus_bytes_per_second"] < 1.6 * rate
     assert [line["collective"] for line in document["fits"]] == list(NAMES)
-    found = links.load(tmp_path / "link.json")
-    assert found == links.load(tmp_path / document["run"] / "link.json")
+    found = hardware.load_link(tmp_path / "link.json")
+    assert found == hardware.load_link(tmp_path / document["run"] / "link.json")
     assert document["link_latency_seconds"]["low"] <= found.latency_seconds <= document["link_latency_seconds"]["high"]
     assert document["link"]["bytes_per_second"] == found.bytes_per_second > 0
     assert found.source.startswith("scalewise bench collectives --processes 2")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scalewise.plan.links import Link
+from scalewise.plan.hardware import Link
 from scalewise.runs.bench.devices import break_even
 from scalewise.runs.bench.operations import OPERATIONS
 from scalewise.stats.interval import Interval

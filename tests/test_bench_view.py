@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from scalewise.plan.links import Link
+from scalewise.plan.hardware import Link
 from scalewise.present import terminal
 from scalewise.present.stored import Stored
 from scalewise.present.stories.bench import benching_story

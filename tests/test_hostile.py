@@ -23,7 +23,7 @@ from conftest import environment
 from scalewise import records
 from scalewise.errors import DataError, RunFolderError, ScalewiseError
 from scalewise.files import read_bytes
-from scalewise.plan import links
+from scalewise.plan import hardware
 from scalewise.recipe import Recipe
 from scalewise.runs.forecast import read_points
 from scalewise.tasks import images, sources
@@ -159,7 +159,7 @@ VALUES = st.recursive(
 )
 READERS = {
     "recipe": Recipe.load,
-    "link": links.load,
+    "link": hardware.load_link,
     "points": read_points,
     "records": lambda path: [records.keep_until(path, 3), *records.read(path)],
 }

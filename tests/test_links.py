@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scalewise.errors import UsageError
-from scalewise.plan import links
-from scalewise.plan.links import Link
+from scalewise.plan import hardware
+from scalewise.plan.hardware import Link
 
 
 def test_a_sum_over_processes_takes_two_rounds_of_messages():
@@ -17,8 +17,8 @@ def test_a_sum_over_processes_takes_two_rounds_of_messages():
 
 def test_a_profile_survives_its_file(tmp_path):
     link = Link("two hosts", 2.5e-5, 1.2e8, "scalewise bench collectives")
-    links.save(tmp_path / "link.json", link)
-    assert links.load(tmp_path / "link.json") == link
+    hardware.save_link(tmp_path / "link.json", link)
+    assert hardware.load_link(tmp_path / "link.json") == link
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_a_profile_survives_its_file(tmp_path):
 def test_another_file_is_refused(tmp_path, text):
     (tmp_path / "link.json").write_text(text)
     with pytest.raises(UsageError, match="kind link"):
-        links.load(tmp_path / "link.json")
+        hardware.load_link(tmp_path / "link.json")

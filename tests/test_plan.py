@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from scalewise.errors import UsageError
-from scalewise.plan import model, words
-from scalewise.plan.assemble import Hardware, Metric, assemble, missing
+from scalewise.plan import hardware, model
+from scalewise.plan.assemble import Metric, assemble, missing
 from scalewise.plan.document import Plan, Wish, choose, rows_with_ends
+from scalewise.plan.hardware import Hardware, Link, save_link
 from scalewise.plan.jobs import Job, command, job_file
-from scalewise.plan.links import Link, save
 from scalewise.plan.model import Inputs
 from scalewise.plan.records import Known, TaskFacts, read_records
 from scalewise.present.stored import Stored
@@ -290,11 +290,11 @@ def recorded(tmp_path):
     """A folder with a measurement, a run of one worker and a link profile."""
     write_measurement(tmp_path / "known" / "measured")
     write_run(tmp_path / "known" / "single")
-    save(tmp_path / "known" / "link.json", Link("lab", 1e-4, 1e9, "bench"))
+    save_link(tmp_path / "known" / "link.json", Link("lab", 1e-4, 1e9, "bench"))
     return tmp_path / "known"
 
 
-HARDWARE = Hardware(link=words.parse_link("10gbit"), node_link=words.parse_link("nvlink"))
+HARDWARE = Hardware(link=hardware.parse_link("10gbit"), node_link=hardware.parse_link("nvlink"))
 
 
 def test_inputs_follow_from_records(recorded):
@@ -398,15 +398,15 @@ def test_input_that_is_waited_for_limits(recorded):
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        (words.parse_price, "-1/h"),
-        (words.parse_price, "free"),
-        (words.parse_price, "2/week"),
-        (words.parse_duration, "0h"),
-        (words.parse_duration, "soon"),
-        (words.parse_speed, "0x"),
-        (words.parse_speed, "fast"),
-        (words.parse_link, "0gbit"),
-        (words.parse_link, "no-such-file"),
+        (hardware.parse_price, "-1/h"),
+        (hardware.parse_price, "free"),
+        (hardware.parse_price, "2/week"),
+        (hardware.parse_duration, "0h"),
+        (hardware.parse_duration, "soon"),
+        (hardware.parse_speed, "0x"),
+        (hardware.parse_speed, "fast"),
+        (hardware.parse_link, "0gbit"),
+        (hardware.parse_link, "no-such-file"),
     ],
 )
 def test_words_that_cannot_be(parse, text):
@@ -500,7 +500,7 @@ def test_an_impossible_deadline_names_the_closest(scalewise_here, recorded):
 def test_mistakes_are_one_clear_line(scalewise_here, tmp_path, arguments, message):
     write_measurement(tmp_path / "others", task="mnist")
     write_measurement(tmp_path / "others-with-link", task="mnist")
-    save(tmp_path / "others-with-link" / "link.json", Link("lab", 1e-4, 1e9, "bench"))
+    save_link(tmp_path / "others-with-link" / "link.json", Link("lab", 1e-4, 1e9, "bench"))
     text = {"kind": "link", "name": "lab", "latency_seconds": "1e-4", "bytes_per_second": "1e9"}
     (tmp_path / "text.json").write_text(json.dumps(text))
     write_measurement(tmp_path / "broken", throughput=3)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from scalewise.plan import model
+from scalewise.plan.hardware import parse_link
 from scalewise.plan.model import Inputs
-from scalewise.plan.words import parse_link
 from scalewise.present import page as pages
 from test_report import FOLDERS, hostile
 from test_serve import Serving, write_steps

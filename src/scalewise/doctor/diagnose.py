@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scalewise.doctor.amount import diverged, non_finite, too_few_steps
-from scalewise.doctor.data import overlapping_shards, same_data, unshuffled
+from scalewise.doctor.amount import diverged, non_finite, statistics_lag, too_few_steps, worker_batch_too_small
 from scalewise.doctor.evidence import Evidence, Finding, Severity, Unknown, Verdict, shown
-from scalewise.doctor.norms import statistics_lag, worker_batch_too_small
+from scalewise.doctor.processes import overlapping_shards, replicas_drifted, same_data, unshuffled, wrong_averaging
 from scalewise.doctor.rates import lr_not_adapted, schedule_too_fast, warm_up_missing
-from scalewise.doctor.replicas import replicas_drifted, wrong_averaging
 from scalewise.doctor.runs import read_run
 from scalewise.errors import RunFolderError, UsageError
 from scalewise.stats.noise_scale import NoiseEstimate

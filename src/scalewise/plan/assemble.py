@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from scalewise.errors import UsageError
-from scalewise.plan.links import Link
+from scalewise.plan.hardware import Hardware
 from scalewise.plan.model import Inputs
 from scalewise.plan.records import Known, Measured, SeenRun, TaskFacts
 from scalewise.recipe import ADAPTIVE, Recipe
@@ -23,20 +23,6 @@ LEAST_COMPUTE_SPREAD = 0.1  # a machine is never as fast twice
 Gap = Literal["noise", "throughput", "memory", "single"]
 LEVEL = 0.8  # of the plan's ranges
 ASSUMED_OVERLAP = (2.0, 1.0, 10.0)  # Assumption: part of the sum hides behind backward, between none and nearly all
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What is planned for."""
-
-    link: Link
-    node_link: Link
-    node_devices: int = 1
-    device_speed: float = 1.0
-    price_per_hour: float | None = None
-    overlap: float | None = None
-    input_samples_per_second: float | None = None
-    memory_bytes: int | None = None  # of a device; by default what was free where it was measured
 
 
 @dataclass(frozen=True)

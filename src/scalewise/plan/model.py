@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from scalewise.plan.links import Link
+from scalewise.plan.hardware import Link
 
 WORTH_NAMING = 1.05  # what makes the time longer by more than this factor limits a row; "compute" where nothing does
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from scalewise.engine.placement import DeviceName, Placement
 from scalewise.errors import UsageError
 from scalewise.plan import assemble as assembling
-from scalewise.plan import words
-from scalewise.plan.assemble import Gap, Hardware
+from scalewise.plan import hardware
+from scalewise.plan.assemble import Gap
 from scalewise.plan.document import Plan, Wish, choose, rows_with_ends
+from scalewise.plan.hardware import Hardware
 from scalewise.plan.jobs import IN_CONTAINERS, Job, System, command, job_file
 from scalewise.plan.records import Known, TaskFacts, read_records
 from scalewise.records import finite, save_document, write_atomically
@@ -113,11 +114,11 @@ class PlanRequest:
     def hardware(self) -> Hardware:
         """What is planned for."""
         return Hardware(
-            link=words.parse_link(self.link or USUAL_LINK),
-            node_link=words.parse_link(self.node_link, "--node-link"),
+            link=hardware.parse_link(self.link or USUAL_LINK),
+            node_link=hardware.parse_link(self.node_link, "--node-link"),
             node_devices=self.node_devices,
-            device_speed=words.parse_speed(str(self.device_speed)),
-            price_per_hour=None if self.price is None else words.parse_price(str(self.price)),
+            device_speed=hardware.parse_speed(str(self.device_speed)),
+            price_per_hour=None if self.price is None else hardware.parse_price(str(self.price)),
             overlap=self.overlap,
             input_samples_per_second=self.input_rate,
             memory_bytes=None if self.memory is None else parse_bytes(self.memory),
@@ -131,7 +132,7 @@ class PlanRequest:
     @property
     def wish(self) -> Wish:
         """What the recommended row must keep to."""
-        return Wish(None if self.deadline is None else words.parse_duration(str(self.deadline)), self.budget)
+        return Wish(None if self.deadline is None else hardware.parse_duration(str(self.deadline)), self.budget)
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ def _announcement(gaps: Collection[Gap], link: bool, from_records: bool) -> str:
 
 def _measured_link(device: DeviceName, folder: Path, notify: Notify) -> Known:
     """The link between processes of this machine, as `bench collectives` measures it, stored in the plan's folder."""
-    from scalewise.plan import links
+    from scalewise.plan import hardware
     from scalewise.runs.bench.collectives import measure_collectives
     from scalewise.runs.bench.common import chosen_device
 
@@ -269,7 +270,7 @@ def _measured_link(device: DeviceName, folder: Path, notify: Notify) -> Known:
         source=f"measured between {LINK_PROCESSES} processes of this machine",
         notify=notify,
     )
-    links.save(folder / "link.json", report.link)
+    hardware.save_link(folder / "link.json", report.link)
     return Known(link=report.link)
 
 

@@ -5,7 +5,7 @@ Costs from timings: a fixed part and a part per unit, whatever else the machine 
     seconds = α · messages + β · units
 
 With one message and units in bytes this is the α–β model of a collective (Hockney 1994); with two messages per process
-and the bytes that a ring sends it is the link between processes (scalewise.plan.links); with units in FLOPs it is an
+and the bytes that a ring sends it is the link between processes (scalewise.plan.hardware); with units in FLOPs it is an
 operation on a device.
 
 Parts of a step when processes are added:

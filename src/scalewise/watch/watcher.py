@@ -26,11 +26,19 @@ from scalewise.doctor.evidence import Finding
 from scalewise.doctor.observations import WatchedLabels, line
 from scalewise.errors import UsageError
 from scalewise.stats.noise_scale import NoiseEstimate
-from scalewise.watch.batch_norm import batch_norm_layers, gap, group_of
 from scalewise.watch.fingerprints import SAMPLES, WeightSample, some_elements, tensors_of
-from scalewise.watch.gradients import norm, one_number, output_gradient, square_of
-from scalewise.watch.half_batches import Halves
-from scalewise.watch.steps import OpenStep, close_file, describe, observed, open_file, own_folder
+from scalewise.watch.gradients import Halves, norm, one_number, output_gradient, square_of
+from scalewise.watch.steps import (
+    OpenStep,
+    batch_norm_layers,
+    close_file,
+    describe,
+    gap,
+    group_of,
+    observed,
+    open_file,
+    own_folder,
+)
 
 BUDGET = 0.005  # share of a step's time that looking closely may take: a quarter of what is promised in all
 DETAILED_STEPS = 32  # at the start, looked at closely in any case

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 
+from scalewise.plan.hardware import ETHERNET_LATENCY
 from scalewise.plan.model import Inputs
-from scalewise.plan.words import ETHERNET_LATENCY
 from scalewise.present.charts import Axis, Mark, Series, line_chart
 from scalewise.present.stored import Stored
 from scalewise.present.story import Cell, Command, Fact, Planner, Section, Story, Table

@@ -30,8 +30,8 @@ from scalewise.engine.store.folder import check_writable
 from scalewise.engine.sums import reductions
 from scalewise.engine.sums.flat import FlatLayout
 from scalewise.errors import UsageError
-from scalewise.plan import links
-from scalewise.plan.links import Link
+from scalewise.plan import hardware
+from scalewise.plan.hardware import Link
 from scalewise.runs.bench.common import (
     Report,
     Topology,
@@ -198,7 +198,7 @@ def collectives(
         report = stored(report, folder)
         assert report.run is not None
         for path in [report.run / LINK_FILE, *([profile] if profile else [])]:
-            links.save(path, report.link)
+            hardware.save_link(path, report.link)
     return report
 
 

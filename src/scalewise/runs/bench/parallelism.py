@@ -28,8 +28,8 @@ from scalewise.engine.processes.memory import held, release_freed, reset_peak
 from scalewise.engine.processes.team import Team, takes_part
 from scalewise.engine.store.folder import check_folder
 from scalewise.errors import PlacementError, UsageError
-from scalewise.plan import links
-from scalewise.plan.links import Link
+from scalewise.plan import hardware
+from scalewise.plan.hardware import Link
 from scalewise.recipe import Recipe
 from scalewise.runs.bench.common import Report, stored
 from scalewise.runs.bench.payload import KINDS, Kind, Payload, Traffic
@@ -141,7 +141,7 @@ def parallelism(
     count = int(os.environ["WORLD_SIZE"]) if takes_part() else processes
     if count < 2:
         raise PlacementError(f"--processes must be at least 2 to compare ways to share work, got {count}")
-    known = links.load(link) if link else None
+    known = hardware.load_link(link) if link else None
     loaded = load_subject(task, set, data).task
     recipe = _recipe(loaded, count, fields)
     with translating():

@@ -1,14 +1,86 @@
-"""What people write on the command line of plan: prices, durations, speeds and links, turned into numbers."""
+"""What is planned for: links, prices, durations and speeds, as people write them and as numbers.
+
+A link between processes is two numbers, which `bench collectives` measures. A ring all-reduce of n bytes over P
+processes sends 2(P − 1) messages one after another, each with its latency α, and 2(P − 1) ÷ P of the bytes through
+every process's link (Thakur et al. 2005):
+
+    seconds = 2·(P − 1)·α + 2·(P − 1) ÷ P · n ÷ bandwidth
+
+The ordered reduction sends as many bytes.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from scalewise.errors import UsageError
-from scalewise.plan import links
-from scalewise.plan.links import Link
+from scalewise.files import read_json
+from scalewise.records import write_atomically
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one process's link carries."""
+
+    name: str
+    latency_seconds: float  # α, of one message
+    bytes_per_second: float  # bus bandwidth, each way
+    source: str = ""  # how it is known: a command and its date, or a data sheet
+
+    def reduction_seconds(self, count: int, processes: int) -> float:
+        """How long it takes to sum `count` bytes over processes, each of which gets the whole sum.
+
+        >>> round(Link("10 Gbit/s", latency_seconds=0.0, bytes_per_second=1.25e9).reduction_seconds(10**9, 2), 9)
+        0.8
+        """
+        rounds = 2 * (processes - 1)
+        return rounds * self.latency_seconds + rounds / processes * count / self.bytes_per_second
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What is planned for."""
+
+    link: Link
+    node_link: Link
+    node_devices: int = 1
+    device_speed: float = 1.0
+    price_per_hour: float | None = None
+    overlap: float | None = None
+    input_samples_per_second: float | None = None
+    memory_bytes: int | None = None  # of a device; by default what was free where it was measured
+
+
+def save_link(path: Path, link: Link) -> None:
+    """Write a link profile."""
+    write_atomically(path, json.dumps({"kind": "link", **asdict(link)}, indent=2) + "\n")
+
+
+def load_link(path: Path) -> Link:
+    """Read a link profile, which may come from anyone."""
+    names = [field.name for field in fields(Link)]
+    try:
+        content = read_json(path)
+        link = Link(**{name: content[name] for name in names if name in content})
+        if content["kind"] == "link" and _is_possible(link):
+            return link
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        pass
+    raise UsageError(
+        f"a link profile must be JSON with kind link and {', '.join(names[:3])}, which {path} is not; "
+        f"scalewise bench collectives writes one"
+    )
+
+
+def _is_possible(link: Link) -> bool:
+    numbers, texts = (link.latency_seconds, link.bytes_per_second), (link.name, link.source)
+    of_kind = all(type(one) in (int, float) for one in numbers) and all(isinstance(one, str) for one in texts)
+    return of_kind and all(map(math.isfinite, numbers)) and numbers[0] >= 0 and numbers[1] > 0
+
 
 SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 ETHERNET_LATENCY = 50e-6  # Assumption: one message over TCP within a data centre
@@ -38,7 +110,7 @@ def parse_link(text: str, flag: str = "--link") -> Link:
         raise UsageError(
             f"{flag} needs a rate as in 25gbit, one of {', '.join(NAMED)}, or a file with a link profile, got {text!r}"
         )
-    return links.load(Path(text))
+    return load_link(Path(text))
 
 
 def parse_price(text: str) -> float:
