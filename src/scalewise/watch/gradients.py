@@ -3,8 +3,8 @@
 The last is for the noise scale of a loop that makes one backward pass a step. While backward goes through the model's
 output, half of the rows of its gradient are sent through the same graph first. With a loss that is a mean over rows
 that gives, scaled, the gradient of those samples alone. The pass that follows is the loop's own. No extra pass is made
-where it would run something again (checkpoints, hooks, functions with a backward of their own) or add to a retained gradient.
-Should one still move random numbers or buffers, they are put back, and it was the last.
+where it would run something again (checkpoints, hooks, functions with a backward of their own) or add to a retained
+gradient. Should one still move random numbers or buffers, they are put back, and it was the last.
 
 Assumption: batch norm's statistics are those of the whole micro batch in both passes.
 """
