@@ -47,8 +47,8 @@ def _share(values: Sequence[bool]) -> float:
 def real(name: str, epochs: float, seeds: int, data: Path | None, runs: Path) -> dict[str, Any]:
     """Errors on shares of a task's data, the curve through them, and the error with all of it."""
     from scalewise.engine.store.folder import RunRecipe
-    from scalewise.runs.forecast import Points, outlook
-    from scalewise.runs.subsets import on_shares
+    from scalewise.runs.forecast import on_shares
+    from scalewise.stats.outlook import Points, outlook
     from scalewise.tasks.load import load_task
 
     task = load_task(name, (), data)

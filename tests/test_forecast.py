@@ -13,9 +13,9 @@ import torch
 from scipy.optimize import least_squares
 
 from scalewise.errors import DataError
-from scalewise.runs.forecast import Points, outlook, read_points
-from scalewise.runs.subsets import part_of
+from scalewise.runs.forecast import part_of
 from scalewise.stats.learning_curve import fit
+from scalewise.stats.outlook import Points, outlook, read_points
 from scalewise.tasks.load import load_task
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

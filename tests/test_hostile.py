@@ -25,7 +25,7 @@ from scalewise.errors import DataError, RunFolderError, ScalewiseError
 from scalewise.files import read_bytes
 from scalewise.plan import hardware
 from scalewise.recipe import Recipe
-from scalewise.runs.forecast import read_points
+from scalewise.stats.outlook import read_points
 from scalewise.tasks import images, sources
 from scalewise.tasks.sources import DataFile, Source
 

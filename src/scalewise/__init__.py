@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from scalewise.recipe import Recipe
     from scalewise.records import Epoch, Result, Step
     from scalewise.runs.compare.compare import compare
+    from scalewise.runs.forecast import forecast
     from scalewise.runs.measure.measure import measure
     from scalewise.runs.plan import plan
-    from scalewise.runs.subsets import forecast
     from scalewise.runs.train import fit
     from scalewise.tasks import augment
     from scalewise.tasks.load import load_task
@@ -46,7 +46,7 @@ _HOMES = {
     "accuracy": "scalewise.tasks.task",
     "compare": "scalewise.runs.compare.compare",
     "fit": "scalewise.runs.train",
-    "forecast": "scalewise.runs.subsets",
+    "forecast": "scalewise.runs.forecast",
     "load_task": "scalewise.tasks.load",
     "measure": "scalewise.runs.measure.measure",
     "plan": "scalewise.runs.plan",

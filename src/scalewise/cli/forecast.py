@@ -64,7 +64,7 @@ def forecast(
     resume: str | None
         The folder of a forecast to go on with, or auto for the newest one of this task (or --out).
     """
-    from scalewise.runs.subsets import USUAL_SEEDS, USUAL_SHARES, ForecastRequest, answer
+    from scalewise.runs.forecast import USUAL_SEEDS, USUAL_SHARES, ForecastRequest, answer
 
     request = ForecastRequest(
         source,

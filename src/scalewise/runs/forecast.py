@@ -1,192 +1,395 @@
-"""What a learning curve says: its three regions, the error at other sizes, and what a target takes.
+"""How much data, or how large a model, an error takes: a learning curve through errors that were seen.
 
-Hestness et al. 2017 draw a curve in three regions: with little data the model is no better than a guess, then comes the
-power law, and at last what no amount of data removes.
+The errors are those of a table, or of trainings of a task on shares of its data or of models of other sizes. Every
+training is a run folder and deterministic, so one that is stored is not trained again. Fewer samples get more epochs,
+as the root of how many fewer they are: as many as before would leave small shares untrained.
 """
 
 from __future__ import annotations
 
-import csv
-import math
+import dataclasses
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from scalewise.errors import DataError
-from scalewise.files import read_bytes
-from scalewise.stats.interval import Interval
-from scalewise.stats.learning_curve import LEAST_SIZES, LearningCurve, fit
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.data import Subset
 
-AHEAD = (2, 4, 10)  # times the largest size seen
+from scalewise.engine.data import streams
+from scalewise.engine.data.samples import TensorSamples, open_samples
+from scalewise.engine.placement import DeviceName, Placement
+from scalewise.engine.store.folder import RunFolder, RunRecipe, check_folder
+from scalewise.errors import DataError, Interrupted, TaskError, UsageError
+from scalewise.files import read_json
+from scalewise.plan.model import Inputs, rows
+from scalewise.recipe import Derived
+from scalewise.records import finite, save_document
+from scalewise.runs.request import (
+    Begun,
+    Notice,
+    Notify,
+    Settings,
+    Subject,
+    answering,
+    check_alone,
+    check_counts,
+    keywords_of,
+    load_subject,
+    request_from,
+    resumed_folder,
+    resumed_request,
+    save_request,
+    silent,
+    single_recipe,
+    stopped,
+)
+from scalewise.runs.run import train_in
+from scalewise.stats.learning_curve import LEAST_SIZES
+from scalewise.stats.outlook import Outlook, Points, outlook, read_points
+from scalewise.tasks.load import load_task
+from scalewise.tasks.task import Task
+
+DOCUMENT_FILE = "forecast.json"
+USUAL_SHARES, USUAL_SEEDS = "2,4,8,16,32", 3
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """A fitted curve, the points it was fitted to, and what is asked of it.
+class ForecastRequest:
+    """A forecast as it is asked for. The fields are the flags of `scalewise forecast`, whose help describes them.
 
-    small: sizes below this are in the small-data region; None where no point is.
-    irreducible: the size from which on γ is more than half of the error; None where γ is not known.
+    Arguments:
+        source: a CSV file of sizes and errors; or a task: a built-in name, a file, or a `Task`.
+        shares: percentages of the training data.
+        given: fields of the recipe that are set.
     """
 
-    kind: Kind
-    points: tuple[tuple[float, float], ...]
-    curve: LearningCurve
-    small: float | None
-    irreducible: float | None
-    target: float | None
+    source: str | Task
+    target: float | None = None
+    shares: str | Sequence[float] = USUAL_SHARES
+    sizes: str | None = None
+    seeds: int = USUAL_SEEDS
+    set: Settings | None = None
+    plan: Path | None = None
+    data: Path | None = None
+    device: DeviceName = "auto"
+    out: Path | None = None
+    resume: str | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_alone("forecast")
+        check_counts(seeds=self.seeds)
+        if self.target is not None and not 0 < self.target < float("inf"):
+            raise UsageError(f"--target is an error above 0, got {self.target:g}")
+        flag, asked = ("--sizes", self.size_settings) if self.sizes else ("--shares", self.parts)
+        if self.table is None and len({*asked}) < LEAST_SIZES:
+            raise UsageError(
+                f"{flag} needs {LEAST_SIZES} or more, for a curve with three unknowns, got {len({*asked})}"
+            )
+        if self.table is not None and self.resume is not None:
+            raise UsageError(f"--resume goes on with trainings, got a table of errors, {self.source}; drop it")
 
     @property
-    def largest(self) -> float:
-        """The largest size that was seen."""
-        return max(size for size, _ in self.points)
+    def table(self) -> Path | None:
+        """The table of errors; None where the source is a task."""
+        if not isinstance(self.source, str):
+            return None
+        is_table = self.source.endswith(".csv") or (Path(self.source).is_file() and not self.source.endswith(".py"))
+        return Path(self.source) if is_table else None
 
     @property
-    def needed(self) -> Interval[float | None] | None:
-        """The size for the target."""
-        return None if self.target is None else self.curve.size_for(self.target)
+    def parts(self) -> list[float]:
+        """The shares as parts of 1, rising."""
+        words = self.shares.split(",") if isinstance(self.shares, str) else [str(share) for share in self.shares]
+        try:
+            found = sorted({float(word.strip().removesuffix("%")) / 100 for word in words})
+        except ValueError:
+            found = []
+        if not found or not all(0 < share <= 1 for share in found):
+            raise UsageError(f"--shares needs percentages above 0 and up to 100, as in 2,4,8,16, got {self.shares!r}")
+        return found
 
     @property
-    def unreachable(self) -> bool:
-        """Whether the best curve never comes down to the target."""
-        if self.target is None or (self.is_flat and self.level <= self.target):
-            return False
-        return self.curve.size_for(self.target).value is None
+    def size_settings(self) -> list[str]:
+        """`width=16,32` as settings, one for each value."""
+        if self.sizes is None:
+            return []
+        name, equals, values = self.sizes.partition("=")
+        if not (name and equals and values):
+            raise UsageError(f"--sizes needs a setting and its values, as in width=16,32,64, got {self.sizes!r}")
+        return [f"{name.strip()}={value.strip()}" for value in values.split(",")]
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether the best curve does not fall at all."""
-        return not self.curve.beta.value
 
-    @property
-    def level(self) -> float:
-        """What the best curve comes to at the largest size."""
-        return self.curve.at(self.largest).value or 0.0
+@dataclass(frozen=True)
+class Trained:
+    """One training: how much it learned from, its test error, and how fast it was."""
+
+    samples: int
+    parameters: int
+    seed: int
+    error: float
+    epochs: float
+    samples_per_second: float
+
+
+@dataclass(frozen=True)
+class ForecastResult:
+    """A learning curve, the trainings it goes through, and what its target takes; the folder where one was left."""
+
+    outlook: Outlook
+    trained: tuple[Trained, ...]
+    takes: tuple[dict[str, Any], ...]
+    folder: Path | None
 
     def to_json(self) -> dict[str, Any]:
-        """What `forecast --json` prints, but for what the command itself knows."""
-        curve, needed = self.curve, self.needed
-        return {
-            "kind": self.kind,
-            "alpha": curve.alpha.value,
-            "beta": curve.beta.value,
-            "gamma": {**curve.gamma.to_json(), "identified": curve.identified},
-            "intervals": {name: getattr(curve, name).to_json() for name in ("alpha", "beta", "gamma")},
-            "spread": curve.spread,
-            "target": self.target,
-            "needed": None if needed is None else _samples(needed),
-            "unreachable": self.unreachable,
-            "regions": {"small_until": self.small, "irreducible_from": self.irreducible},
-            "ahead": [{"size": size, **curve.at(size).to_json()} for size in self.ahead()],
-            "points": [
-                {"size": size, "error": error, "fitted": curve.at(size).to_json()} for size, error in self.points
-            ],
-        }
-
-    def ahead(self) -> list[float]:
-        """Sizes to look ahead to."""
-        return [factor * self.largest for factor in AHEAD]
+        """What `forecast --json` prints."""
+        content: dict[str, Any] = finite(
+            {
+                **({} if self.folder is None else {"run": str(self.folder)}),
+                **self.outlook.to_json(),
+                "trained": [asdict(one) for one in self.trained],
+                "takes": self.takes,
+            }
+        )
+        return content
 
 
-def _samples(needed: Interval[float | None]) -> dict[str, float | None]:
-    return {"samples": needed.value, "low": needed.low, "high": needed.high}
+@keywords_of(ForecastRequest)
+def forecast(source: str | Path | Task, *, notify: Notify = silent, **options: Any) -> ForecastResult:  # noqa: ANN401
+    """Forecast how much data, or how large a model, an error takes.
 
+        >>> found = sw.forecast("errors.csv", target=0.05)  # doctest: +SKIP
+        >>> found.outlook.needed.value  # doctest: +SKIP
+        41250.0
 
-def outlook(points: Points, target: float | None = None) -> Outlook:
-    """Fit a curve to what follows the power law, and look ahead.
-
-    The smallest sizes are left out one by one while their errors lie below what the rest lets expect there: a guess
-    limits the error of a model that has learned nothing yet.
+    Arguments:
+        source: a CSV file with columns samples (or parameters) and error; or a task, which is trained in this process:
+            a built-in name, a file, or a `Task`.
+        notify: called with each line on what is being done; a `Notice` is worth keeping.
+        options: fields of `ForecastRequest`, named like the flags of the command, and fields of the recipe.
     """
-    pairs = sorted(points.pairs)
-    sizes = sorted({size for size, _ in pairs})
-    curve, first = fit(pairs), 0
-    while len(sizes) - first > LEAST_SIZES:
-        rest = fit([pair for pair in pairs if pair[0] > sizes[first]])
-        if not _is_below(rest, [error for size, error in pairs if size == sizes[first]], sizes[first]):
-            break
-        curve, first = rest, first + 1
-    return Outlook(points.kind, tuple(pairs), curve, sizes[first] if first else None, _irreducible(curve), target)
+    return answer(request_from(ForecastRequest, source, options), notify)
 
 
-def _is_below(curve: LearningCurve, errors: Sequence[float], size: float) -> bool:
-    low = curve.at(size).low
-    mean = sum(math.log(error) for error in errors) / len(errors)
-    return low is not None and mean < math.log(low)
+def answer(request: ForecastRequest, notify: Notify = silent) -> ForecastResult:
+    """Read or train the errors, fit the curve, and store what it says."""
+    known = None if request.plan is None else _read_plan(request.plan)
+    if known is not None and request.target is None:
+        notify(Notice("--plan says what a target takes: nothing, without --target"))
+    if request.table is not None:
+        return _from_table(request, request.table, known)
+    subject = load_subject(request.source, request.set, request.data)
+    if known is not None and known.task not in (None, subject.task.name):
+        raise UsageError(
+            f"--plan needs a plan of task {subject.task.name}, got {known.path} of task {known.task}; leave it out"
+        )
+    return _from_task(request, subject, known, notify)
 
 
-def _irreducible(curve: LearningCurve) -> float | None:
-    """The size at which α·m^β has come down to γ."""
-    if not curve.identified or not curve.gamma.value:
-        return None
-    return curve.size_for(2 * curve.gamma.value).value
+def _from_table(request: ForecastRequest, table: Path, known: KnownPlan | None) -> ForecastResult:
+    """Errors that are known already; they leave a folder where --out asks for one."""
+    if request.out is not None:
+        check_folder(request.out)
+    result = _result(request, read_points(table), [], known, request.out)
+    if request.out is not None:
+        request.out.mkdir(parents=True, exist_ok=True)
+        save_document(request.out / DOCUMENT_FILE, result.to_json())
+    return result
 
 
-Kind = Literal["samples", "parameters"]
-SIZE_NAMES: dict[str, Kind] = {
-    "samples": "samples",
-    "m": "samples",
-    "data": "samples",
-    "size": "samples",
-    "parameters": "parameters",
-    "params": "parameters",
-}
-LARGEST = 1e18  # squares and powers of it are still numbers
-ERROR_NAMES = ("error", "test_error", "loss", "test_loss")
+def _from_task(request: ForecastRequest, subject: Subject, known: KnownPlan | None, notify: Notify) -> ForecastResult:
+    """Errors from trainings of a task, in a folder that can be resumed."""
+    begun = Begun(subject.spec, subject.settings, request.given)
+    name = f"forecast-{subject.task.name}"
+    resumed = resumed_folder(request.resume, request.out, name)
+    if resumed is None:
+        check_folder(request.out)
+    else:
+        begun = resumed_request(resumed, begun)
+    recipe, derived = single_recipe(subject.task.recipe, begun.given, request.device)
+    run = RunRecipe(subject.spec, subject.settings, recipe, derived)
+    with answering(name, request.out, resumed) as folder:
+        save_request(folder, begun)
+        where = request.seeds, folder, request.device, notify
+        try:
+            if request.sizes:
+                trained = on_sizes(subject.task, run, request.size_settings, *where)
+            else:
+                trained = on_shares(subject.task, run, request.parts, *where)
+        except Interrupted as error:
+            raise stopped(error.exit_code - 128, "forecast", folder) from None
+        result = _result(request, _points(request, trained, notify), trained, known, folder)
+        save_document(folder / DOCUMENT_FILE, result.to_json())
+    return result
+
+
+def _points(request: ForecastRequest, trained: Sequence[Trained], notify: Notify) -> Points:
+    """Errors by size; none at all on the test data is less than they can show, and no point of a curve."""
+    pairs = [(float(one.parameters if request.sizes else one.samples), one.error) for one in trained]
+    seen = tuple(pair for pair in pairs if pair[1] > 0)
+    sizes = len({size for size, _ in seen})
+    perfect = f"{len(pairs) - len(seen)} of {len(pairs)} trainings made no error on the test data"
+    if len(seen) < len(pairs) and sizes < LEAST_SIZES:
+        raise DataError(
+            f"a learning curve needs errors at {LEAST_SIZES} or more sizes, got {sizes}: {perfect}; take smaller "
+            f"{'--sizes' if request.sizes else '--shares'}, or more test data"
+        )
+    if len(seen) < len(pairs):
+        notify(Notice(f"{perfect}, too few to show one, and are left out"))
+    return Points("parameters" if request.sizes else "samples", seen)
+
+
+def _result(
+    request: ForecastRequest, points: Points, trained: Sequence[Trained], known: KnownPlan | None, folder: Path | None
+) -> ForecastResult:
+    found = outlook(points, request.target)
+    return ForecastResult(found, tuple(trained), tuple(_takes(found, trained, known)), folder)
+
+
+def _takes(found: Outlook, trained: Sequence[Trained], known: KnownPlan | None) -> list[dict[str, Any]]:
+    """Samples to train on in all and seconds to the target: by a plan's rows, or with one worker as it was trained."""
+    needed = found.needed
+    if needed is None or needed.value is None or found.kind != "samples":
+        return []
+    if known is not None:
+        return _planned(known, needed.value)
+    if not trained:
+        return []
+    last = max(trained, key=lambda one: one.samples)
+    epochs = last.epochs * (last.samples / needed.value) ** 0.5
+    seen = epochs * needed.value
+    return [{"workers": 1, "samples": seen, "seconds": seen / last.samples_per_second, "cost": None}]
 
 
 @dataclass(frozen=True)
-class Points:
-    """(size, error) pairs, and what the sizes count."""
+class KnownPlan:
+    """What a forecast takes from a plan."""
 
-    kind: Kind
-    pairs: tuple[tuple[float, float], ...]
+    path: Path
+    task: str | None
+    inputs: Inputs
+    workers: list[int]
+    epochs: float
 
 
-def read_points(path: Path) -> Points:
-    """The points of a CSV file: columns samples (or parameters) and error by name, or the first two without names."""
+def _read_plan(path: Path) -> KnownPlan:
+    """A plan that anyone may have written; its rows can be computed."""
+    file = path / "plan.json" if path.is_dir() else path
     try:
-        lines = [line for line in csv.reader(read_bytes(path).decode("utf-8-sig").splitlines()) if any(line)]
-    except FileNotFoundError:
-        raise DataError(
-            f"{path} must be a task or a CSV file of sizes and errors, found neither; check the name"
-        ) from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"a CSV file of sizes and errors must be readable text, got {path}: {error}") from None
-    if not lines:
-        raise DataError(f"{path} must hold lines of samples,error, got none; write one line for each training")
-    names = [name.strip().lower() for name in lines[0]]
-    if _is_number(names[0]):
-        return Points("samples", _pairs(path, lines, 0, 1, first=1))
-    size = next((place for place, name in enumerate(names) if name in SIZE_NAMES), None)
-    error_at = next((place for place, name in enumerate(names) if name in ERROR_NAMES), None)
-    if size is None or error_at is None:
-        raise DataError(
-            f"{path} needs a column samples (or parameters) and a column error, got {', '.join(names)}; name them so"
-        )
-    return Points(SIZE_NAMES[names[size]], _pairs(path, lines[1:], size, error_at, first=2))
+        content = read_json(file)
+        inputs, workers = Inputs(**content["inputs"]), [int(row["workers"]) for row in content["rows"]]
+        rows(inputs, workers)
+        return KnownPlan(path, content.get("task"), inputs, workers, float(content["recipe"]["epochs"]))
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise UsageError(f"--plan needs the folder of a plan, got {path} ({said}); scalewise plan makes one") from None
 
 
-def _pairs(
-    path: Path, lines: Sequence[Sequence[str]], size: int, error: int, first: int
-) -> tuple[tuple[float, float], ...]:
-    pairs = []
-    for number, line in enumerate(lines, first):
-        try:
-            pair = float(line[size]), float(line[error])
-        except (ValueError, IndexError):
-            raise DataError(f"{path}, line {number} needs a size and an error, got {','.join(line)!r}") from None
-        if not all(0 < value <= LARGEST for value in pair):
-            raise DataError(
-                f"{path}, line {number} needs a size and an error above 0 and up to {LARGEST:g}, got {','.join(line)!r}"
+def _planned(known: KnownPlan, samples: float) -> list[dict[str, Any]]:
+    """The rows of a plan, with the steps that one worker's epochs over so many samples are."""
+    steps = known.epochs * samples / known.inputs.worker_batch
+    scaled = dataclasses.replace(known.inputs, single_steps=steps, single_low=steps, single_high=steps)
+    names = ("workers", "samples", "seconds", "cost")
+    try:
+        return [{name: getattr(row, name) for name in names} for row in rows(scaled, known.workers)]
+    except OverflowError:  # more steps than there are numbers for
+        return []
+
+
+def on_shares(
+    task: Task,
+    run: RunRecipe,
+    shares: Sequence[float],
+    seeds: int,
+    folder: Path,
+    device: DeviceName = "auto",
+    notify: Notify = silent,
+) -> list[Trained]:
+    """Train on shares of the data, each with some seeds, which choose the samples too.
+
+    Arguments:
+        task, run: what is learned, and how from all of the data.
+        shares: of the training data, between 0 and 1.
+        seeds: trainings of each share.
+        folder: of the runs.
+        device: where.
+        notify: told what is being done.
+    """
+    samples = len(open_samples(task.train, 0, "training"))
+    found = []
+    for share in shares:
+        count = max(1, round(share * samples))
+        for seed in range(seeds):
+            epochs = run.recipe.epochs * float(np.sqrt(samples / count))
+            reason = f"forecast: {count:,} of {samples:,} training samples"
+            changed = dataclasses.replace(
+                run,
+                recipe=run.recipe.replace(seed=seed, epochs=epochs, steps=None),
+                derived=[*run.derived, Derived("epochs", epochs, reason)],
             )
-        pairs.append(pair)
-    return tuple(pairs)
+            place = RunFolder(folder / f"share-{share:g}-seed-{seed}")
+            notify(f"{count:,} samples, seed {seed + 1} of {seeds}")
+            train_in(place, part_of(task, count, seed), changed, Placement(device=device))
+            found.append(_trained(place, task, count, seed, epochs))
+    return found
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def on_sizes(
+    task: Task,
+    run: RunRecipe,
+    settings: Sequence[str],
+    seeds: int,
+    folder: Path,
+    device: DeviceName = "auto",
+    notify: Notify = silent,
+) -> list[Trained]:
+    """Train models of several sizes on all of the data: one for each `name=value` of the task's function."""
+    if task.origin is None:
+        raise UsageError(f"sizes needs a task that is loaded by name, got the task {task.name} itself; use shares")
+    found = []
+    for setting in settings:
+        other = load_task(task.origin.spec, [*run.settings, setting], task.origin.data)
+        samples = len(open_samples(other.train, 0, "training"))
+        for seed in range(seeds):
+            changed = dataclasses.replace(run, settings=[*run.settings, setting], recipe=run.recipe.replace(seed=seed))
+            place = RunFolder(folder / f"{setting}-seed-{seed}")
+            notify(f"{setting}, seed {seed + 1} of {seeds}")
+            train_in(place, other, changed, Placement(device=device))
+            found.append(_trained(place, other, samples, seed, run.recipe.epochs))
+    return found
+
+
+def part_of(task: Task, count: int, seed: int) -> Task:
+    """The task with so many of its training samples; a smaller part of the same seed is in every larger one."""
+    samples = open_samples(task.train, 0, "training")
+    generator = np.random.Generator(np.random.PCG64(streams.key("subset", seed) & (2**63 - 1)))
+    chosen = np.sort(generator.permutation(len(samples))[:count])
+    if isinstance(samples, TensorSamples):
+        places = torch.from_numpy(chosen)
+        return dataclasses.replace(task, train=tree_map(lambda tensor: tensor[places.to(tensor.device)], samples.tree))
+    return dataclasses.replace(task, train=Subset(task.train, chosen.tolist()))
+
+
+def _trained(place: RunFolder, task: Task, samples: int, seed: int, epochs: float) -> Trained:
+    result = json.loads(place.result.read_text())
+    with streams.undisturbed():
+        parameters = sum(parameter.numel() for parameter in task.model().parameters())
+    return Trained(samples, parameters, seed, _error(result["test"], task), epochs, result["samples_per_second"])
+
+
+def _error(test: dict[str, float], task: Task) -> float:
+    """What is left to learn: 1 − accuracy, or the metric itself where less is better."""
+    assert task.metric is not None
+    value = test[task.metric]
+    if not task.higher_is_better:
+        return value
+    if task.metric != "accuracy":
+        raise TaskError(
+            f"a learning curve needs an error, got metric {task.metric}, of which more is better; give the task "
+            f"metric='accuracy' or metric='loss' with higher_is_better=False"
+        )
+    return 1 - value
