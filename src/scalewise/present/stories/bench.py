@@ -27,6 +27,7 @@ from scalewise.present.story import (
     Section,
     Story,
     Table,
+    kept,
 )
 from scalewise.present.words import (
     count,
@@ -72,7 +73,7 @@ def benching_story(document: Stored) -> Story:
     return Story(
         question=QUESTIONS.get(kind, f"What did bench {kind} find?"),
         answer=answer(document, rows),
-        sections=tuple(section for section in sections if section is not None),
+        sections=kept(*sections),
     )
 
 

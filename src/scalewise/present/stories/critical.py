@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scalewise.present.charts import Axis, Mark, Series, line_chart
 from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Cell, Figure, Line, Only, Section, Table, Tone
+from scalewise.present.story import Block, Cell, Figure, Line, Only, Section, Table, Tone, kept
 from scalewise.present.words import interval, number, percent, rough
 
 CURVE_POINTS = 60
@@ -117,7 +117,7 @@ def branch_blocks(verified: Stored) -> list[Block]:
     figure = line_chart("Loss after a branch", Axis("workers", log=True), Axis("loss"), series)
     said = "From a checkpoint, the same samples with more and more workers: too many where the loss rises."
     table = Table(columns, tuple(rows), caption)
-    return [*([] if figure is None else [figure]), Only("page", said), Only("terminal", f"{caption}:"), table]
+    return [*kept(figure), Only("page", said), Only("terminal", f"{caption}:"), table]
 
 
 def _branch_loss(workers: float, loss: float | None, harmless: float) -> Cell:
@@ -150,7 +150,7 @@ def _relative(critical: Stored, smallest: float) -> list[Block]:
     marks = [Mark("x", value, f"critical batch {rough(value)}")]
     axes = Axis("global batch", log=True), Axis("times the least", log=True)
     first = line_chart("Steps and samples", *axes, [steps, samples], marks)
-    return [one for one in (first, _hyperbola(value, smallest, places)) if one is not None]
+    return [*kept(first, _hyperbola(value, smallest, places))]
 
 
 def _hyperbola(critical: float, smallest: float, places: Sequence[float]) -> Figure | None:
@@ -188,4 +188,4 @@ def _measured(document: Stored, critical: float, least_steps: float, least_sampl
         Series("measured", tuple((s, b * s) for b, s in seen), kind="dots"),
     ]
     third = line_chart("The hyperbola", Axis("steps", log=True), Axis("samples", log=True), pairs)
-    return [one for one in (first, second, third) if one is not None]
+    return [*kept(first, second, third)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scalewise.present.charts import Axis, Mark, Series, line_chart
 from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Fact, Line, Meter, Section, Story, Table
+from scalewise.present.story import Block, Fact, Line, Meter, Section, Story, Table, kept
 from scalewise.present.words import (
     NOTHING,
     aligned,
@@ -30,7 +30,7 @@ def forecasting_story(document: Stored) -> Story:
         question=f"How much does the error fall with more {_kind(document)}?",
         answer=answer(document),
         facts=_facts(document),
-        sections=tuple(section for section in sections if section is not None),
+        sections=kept(*sections),
         tone="warning" if document.flag("unreachable") else "strong",
     )
 

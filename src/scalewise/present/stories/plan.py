@@ -9,7 +9,7 @@ from scalewise.plan.hardware import ETHERNET_LATENCY
 from scalewise.plan.model import Inputs
 from scalewise.present.charts import Axis, Mark, Series, line_chart
 from scalewise.present.stored import Stored
-from scalewise.present.story import Cell, Command, Fact, Planner, Section, Story, Table
+from scalewise.present.story import Cell, Command, Fact, Planner, Section, Story, Table, kept
 from scalewise.present.words import (
     aligned,
     count,
@@ -51,7 +51,7 @@ def planning_story(document: Stored) -> Story:
         question=f"How many workers are worth it{f' for {task}' if task else ''}?",
         answer=answer(document),
         facts=(*_facts(chosen), *accuracy_facts(document, rows)),
-        sections=tuple(section for section in sections if section is not None),
+        sections=kept(*sections),
         notes=tuple(note.shown() for note in document.parts("notes")),
         tone="warning" if chosen is None else "strong",
     )

@@ -22,6 +22,7 @@ from scalewise.present.story import (
     Story,
     Table,
     Tone,
+    kept,
 )
 from scalewise.present.words import count, number, percent, seconds, size, span
 from scalewise.runs.profile.result import COMPUTING, INPUT, MEANING, OTHER, PHASES, UPDATING
@@ -55,7 +56,7 @@ def profiling_story(document: Stored) -> Story:
         question=f"Where does the time of a step go{f' in {task}' if task else ''}?",
         answer=said if bottleneck else "There are no phases yet.",
         facts=_facts(document),
-        sections=tuple(section for section in sections if section is not None),
+        sections=kept(*sections),
         notes=tuple(overhead(document)),
         tone="warning",
     )

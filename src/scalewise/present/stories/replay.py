@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Cell, Fact, Line, Section, Story, Table, Tone
+from scalewise.present.story import Block, Cell, Fact, Line, Section, Story, Table, Tone, kept
 from scalewise.present.words import count, listed, number
 
 SHOWN_SAMPLES, SHOWN_PARAMETERS, SHOWN_LETTERS = 8, 12, 24
@@ -48,7 +48,7 @@ def replay_story(document: Stored) -> Story:
         question=f"Is step {number(document.number('step'))} of {document.text('run')} what the run recorded?",
         answer=said,
         facts=(Fact("computed", f"from {begun}, {number(trained)} steps trained to get there"),),
-        sections=tuple(section for section in sections if section is not None),
+        sections=kept(*sections),
         tone=tone,
     )
 
@@ -129,7 +129,7 @@ def bisect_story(document: Stored) -> Story:
         question="Where do the two runs part?",
         answer=_where(document) if differ else _same(compared, stored),
         facts=(Fact("left", left), Fact("right", right)),
-        sections=tuple(section for section in sections if section is not None),
+        sections=kept(*sections),
         problems=tuple(problem.text() for problem in document.parts("problems")),
         tone="bad" if differ else "good" if compared or stored else "warning",
     )

@@ -246,7 +246,7 @@ def _curves(runs: Sequence[Run], key: str, title: str, name: str) -> list[Figure
         charts.append(line_chart(titled, across, Axis(spelled(name), share=share), found))
     rates = [_series(label, found, key, "lr") for label, found in steps.items()]
     charts.append(line_chart("Learning rate", across, Axis("learning rate", low=0.0), rates))
-    return [chart for chart in charts if chart is not None]
+    return [*kept(*charts)]
 
 
 def _part(run: str, part: str, runs: Sequence[Run]) -> str:
