@@ -151,7 +151,7 @@ def test_errors_that_do_not_fall_give_no_hope(scalewise_here, tmp_path, errors, 
     (tmp_path / "errors.csv").write_text("".join(f"{100 * 2**place},{error}\n" for place, error in enumerate(errors)))
     done = scalewise_here("forecast", "errors.csv", "--target", target)
     assert done.code == code
-    assert "the errors do not fall with more samples: about" in " ".join(done.stderr.split())
+    assert "The errors do not fall with more samples: about" in " ".join(done.stderr.split())
 
 
 def test_the_command_takes_time_from_a_plan(scalewise_here, tmp_path):
