@@ -28,9 +28,8 @@ from scalewise.engine.placement import (
 )
 from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.fork_server import ForkServer
-from scalewise.engine.processes.last_words import leave_exit_report
-from scalewise.engine.processes.launch import Elasticity, end_with_launcher, launch
-from scalewise.engine.processes.team import joined, takes_part
+from scalewise.engine.processes.launch import Elasticity, launch, taking_part
+from scalewise.engine.processes.team import takes_part
 from scalewise.engine.processes.watchdog import watched
 from scalewise.engine.store.folder import (
     RunFolder,
@@ -43,7 +42,7 @@ from scalewise.engine.store.folder import (
     read_recipe,
 )
 from scalewise.engine.store.lock import holding
-from scalewise.errors import Failed, LostContact, PlacementError, RecipeError, ScalewiseError
+from scalewise.errors import Failed, PlacementError, RecipeError, ScalewiseError
 from scalewise.recipe import Derived, Recipe, RecipeMode
 from scalewise.records import Result
 from scalewise.runs.request import HANG_SECONDS, Notice, Notify, compiles, load_subject, resumed_folder, silent
@@ -158,17 +157,12 @@ def started(request: Request, notify: Notify = silent) -> Iterator[Run]:
         with _opened(request, *resolved(request), notify) as run:
             yield run
         return
-    end_with_launcher()
-    with joined(request.placement.device) as team, watched(team, request.hang_timeout) as watch:
+    with taking_part(request.placement.device) as team, watched(team, request.hang_timeout) as watch:
         recipe, resumed = _agreed(request, team.leads)
         if watch is not None:
             watch.recipe = recipe.recipe
-        try:
-            with _opened(request, recipe, resumed, notify) as run:
-                yield run
-        except ScalewiseError as error:  # left before the others notice that this process has ended
-            leave_exit_report(error.exit_code, str(error), isinstance(error, LostContact))
-            raise
+        with _opened(request, recipe, resumed, notify) as run:
+            yield run
 
 
 def launched(
