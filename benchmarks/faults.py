@@ -260,7 +260,7 @@ def _torchrun(folder: Path, machines: list[Host], trial: Trial) -> Iterator[Call
     variables = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "COLUMNS": "200"}  # so that nodes can join
 
     def start(number: int) -> subprocess.Popen[bytes]:
-        meeting = [
+        rendezvous = [
             "--rdzv-backend",
             "c10d",
             "--rdzv-endpoint",
@@ -272,7 +272,7 @@ def _torchrun(folder: Path, machines: list[Host], trial: Trial) -> Iterator[Call
         itself = ["--rdzv-conf", f"is_host={int(number == 0)},{patience}", "--local-addr", machines[number].address]
         agent = ["--nnodes", f"1:{len(machines)}", "--nproc-per-node", "1", "--max-restarts", "5"]
         train = ["-m", "scalewise", "train", *TASKS[trial.task], *COMMON, "--out", str(folder / "run")]
-        words = [sys.executable, "-m", "torch.distributed.run", *agent, *meeting, *itself, *train]
+        words = [sys.executable, "-m", "torch.distributed.run", *agent, *rendezvous, *itself, *train]
         words += ["--hang-timeout", str(HANG_SECONDS), "--checkpoint-steps", "10", "--json"]
         with (folder / f"stdout-{number}").open("ab") as out, (folder / f"stderr-{number}").open("ab") as error:
             process = subprocess.Popen(

@@ -42,10 +42,10 @@ def over_link(rate: str) -> Callable[[Script], str]:
 
 def _on_host(number: int, machines: Sequence[Host], script: Script) -> list[str]:
     machine = machines[number]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{machines[0].address}:{PORT}", "--rdzv-id", "speed"]
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{machines[0].address}:{PORT}", "--rdzv-id", "speed"]
     itself = ["--rdzv-conf", f"is_host={int(number == 0)}", "--local-addr", machine.address]
     count = ["--nnodes", str(len(machines)), "--nproc-per-node", "1"]
-    return machine.command([*TORCHRUN, *count, *meeting, *itself, *script])
+    return machine.command([*TORCHRUN, *count, *rendezvous, *itself, *script])
 
 
 def measure(

@@ -225,7 +225,7 @@ def test_torchrun_restarts_and_the_run_goes_on(tmp_path, undisturbed):
     saved, resumed = re.search(r"state after step (\d+)", stderr), re.search(r"resuming run from step (\d+)", stderr)
     assert resumed is not None, stderr
     assert int(resumed[1]) >= 20
-    if saved is not None:  # torchrun's own agent may end a survivor before it knows that there is something to save
+    if saved is not None:  # torchrun's own agent may end a process before it knows that there is something to save
         assert saved[1] == resumed[1]
 
 
@@ -262,10 +262,10 @@ def test_a_node_is_cut_off_and_comes_back(tmp_path, undisturbed):
     variables = environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
     def start(number: int) -> subprocess.Popen:
-        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{machines[0].address}:29500", "--rdzv-id", "x"]
+        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{machines[0].address}:29500", "--rdzv-id", "x"]
         itself = ["--rdzv-conf", f"is_host={int(number == 0)},{patience}", "--local-addr", machines[number].address]
         agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--max-restarts", "3"]
-        words = [*agent, *meeting, *itself, "-m", "scalewise", *TASK, *OFTEN, "--out", "run", "--hang-timeout", "5"]
+        words = [*agent, *rendezvous, *itself, "-m", "scalewise", *TASK, *OFTEN, "--out", "run", "--hang-timeout", "5"]
         with (tmp_path / f"out-{number}").open("ab") as out, (tmp_path / f"error-{number}").open("ab") as error:
             return subprocess.Popen(
                 machines[number].command(words), cwd=tmp_path, env=variables, stdout=out, stderr=error

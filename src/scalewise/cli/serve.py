@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json as to_json
-import signal
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from scalewise.engine.processes import signals
 from scalewise.errors import Interrupted
 from scalewise.present import terminal
 
@@ -57,4 +57,4 @@ def serve(
             webbrowser.open(address)
 
     number = server.serve(folder, port, ready)
-    raise Interrupted(f"{signal.Signals(number).name} ended the server", number)
+    raise Interrupted(f"{signals.name(number)} ended the server", number)
