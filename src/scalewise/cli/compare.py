@@ -64,7 +64,7 @@ def compare(
     out: Path | None
         Folder of the comparison; by default runs/compare-<task>-<time>.
     resume: str | None
-        The folder of a comparison to go on with, or auto for the newest one of this task (or --out).
+        The folder of a comparison to resume, or auto for the newest one of this task (or --out).
     """
     from scalewise.runs.compare.compare import CompareRequest, answer
 

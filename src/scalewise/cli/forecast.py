@@ -62,7 +62,7 @@ def forecast(
         Folder of the trainings; by default runs/forecast-<task>-<time>. A table of errors leaves one only where this
         is given.
     resume: str | None
-        The folder of a forecast to go on with, or auto for the newest one of this task (or --out).
+        The folder of a forecast to resume, or auto for the newest one of this task (or --out).
     """
     from scalewise.runs.forecast import USUAL_SEEDS, USUAL_SHARES, ForecastRequest, answer
 

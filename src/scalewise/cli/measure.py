@@ -90,7 +90,7 @@ def measure(
     out: Path | None
         Folder of the measurement; by default runs/measure-<task>-<time>.
     resume: str | None
-        The folder of a measurement to go on with, or auto for the newest one of this task (or --out): runs that it
+        The folder of a measurement to resume, or auto for the newest one of this task (or --out): runs that it
         holds are not trained again.
     """
     request = MeasureRequest(

@@ -91,7 +91,7 @@ class ForecastRequest:
                 f"{flag} needs {LEAST_SIZES} or more, for a curve with three unknowns, got {len({*asked})}"
             )
         if self.table is not None and self.resume is not None:
-            raise UsageError(f"--resume goes on with trainings, got a table of errors, {self.source}; drop it")
+            raise UsageError(f"--resume continues trainings, got a table of errors, {self.source}; drop it")
 
     @property
     def table(self) -> Path | None:
@@ -290,7 +290,7 @@ def _read_plan(path: Path) -> KnownPlan:
 
 
 def _planned(known: KnownPlan, samples: float) -> list[dict[str, Any]]:
-    """The rows of a plan, with the steps that one worker's epochs over so many samples are."""
+    """The rows of a plan, with the steps that one worker's epochs over that many samples are."""
     steps = known.epochs * samples / known.inputs.worker_batch
     scaled = dataclasses.replace(known.inputs, single_steps=steps, single_low=steps, single_high=steps)
     names = ("workers", "samples", "seconds", "cost")
@@ -317,7 +317,7 @@ def on_shares(
         seeds: trainings of each share.
         folder: of the runs.
         device: where.
-        notify: told what is being done.
+        notify: called with what is being done.
     """
     samples = len(open_samples(task.train, 0, "training"))
     found = []
@@ -364,7 +364,7 @@ def on_sizes(
 
 
 def part_of(task: Task, count: int, seed: int) -> Task:
-    """The task with so many of its training samples; a smaller part of the same seed is in every larger one."""
+    """The task with `count` of its training samples; a smaller part of the same seed is in every larger one."""
     samples = open_samples(task.train, 0, "training")
     generator = np.random.Generator(np.random.PCG64(streams.key("subset", seed) & (2**63 - 1)))
     chosen = np.sort(generator.permutation(len(samples))[:count])

@@ -176,7 +176,7 @@ def resumed_folder(resume: str | None, out: Path | None, name: str, file: str = 
         return None
     if resume != "auto":
         if out is not None:
-            raise RunFolderError(f"--resume {resume} goes on in that folder; drop --out {out}")
+            raise RunFolderError(f"--resume {resume} continues in that folder; drop --out {out}")
         return Path(resume)
     if out is None:
         return newest(name, Path("runs"), file)

@@ -86,7 +86,7 @@ class Outcome:
     result: dict[str, Any] | None
     failure: Failure | None
     curve: list[tuple[float, float, float | None]]  # (epoch, training metric, validation metric)
-    stored: bool = False  # whether it was there already
+    stored: bool = False  # whether it was stored before
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Comparing:
         return self.setup.folder
 
     def perform(self, job: Job, send: Callable[[Message], None], stop: Stop) -> Outcome | Stopped:
-        """Train, go on with or read one run."""
+        """Train, resume or read one run."""
         from scalewise.runs.compare.trainings import perform
         from scalewise.tasks.load import load_task
 
@@ -129,5 +129,5 @@ class Comparing:
         return Outcome(job, None, None, Failure(reason, 1, False), [])
 
     def stopped(self, job: Job) -> Stopped:
-        """A run to go on with."""
+        """A run to resume."""
         return Stopped(job)

@@ -125,8 +125,8 @@ def measured(task: Task, run: RunRecipe, wanted: MeasureRequest, folder: Path, n
     Arguments:
         task, run: what is learned, and how; the recipe is complete.
         wanted: what is measured, and where.
-        folder: for the runs that are trained on the way; those that are there already are not trained again.
-        notify: told what is being done.
+        folder: for the runs that are trained on the way; stored ones are not trained again.
+        notify: called with what is being done.
 
     Raises:
         Unfinished: where memory is short after some parts are measured, with those.
@@ -159,13 +159,13 @@ def _timed(found: Measurement, part: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if found.seconds and _tells_of_shortage(error):
+        if found.seconds and _is_out_of_memory(error):
             raise Unfinished(_unfinished(part, error), found) from error
         raise
     found.seconds[part] = time.monotonic() - began
 
 
-def _tells_of_shortage(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Whether memory was short, here or in a process whose failure is passed on."""
     passed_on = isinstance(error, ScalewiseError) and says_out_of_memory(str(error))
     return is_out_of_memory(error) or isinstance(error, TooLittleMemory) or passed_on

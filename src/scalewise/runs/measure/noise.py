@@ -30,7 +30,7 @@ TIGHT_RATIO = 1.5  # between the ends of the interval: then a step is done
 
 @dataclass(frozen=True)
 class StageNoise:
-    """The noise scale at one point of the training, from so many samples that were drawn there."""
+    """The noise scale at one point of the training, from the samples that were drawn there."""
 
     name: str
     step: int
@@ -138,7 +138,7 @@ def measure_noise(
         steps: of the training, if not the recipe's own.
         layers: also every parameter's own noise scale.
         device: where.
-        notify: told of each stage.
+        notify: called with each stage.
     """
     trained = recipe.replace(workers=1, lr_rule="none", patience=None, target=None)
     trained = trained if steps is None else trained.replace(steps=steps)

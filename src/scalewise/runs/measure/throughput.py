@@ -86,9 +86,9 @@ def throughput(
 
     Arguments:
         task, recipe: what is trained and how; one worker of it is timed, on the recipe's threads.
-        largest: the largest worker batch that fits; without it the curve goes on while it rises.
+        largest: the largest worker batch that fits; without it the curve continues while it rises.
         placement: on which device.
-        notify: told what is being done.
+        notify: called with what is being done.
     """
     complete, _ = resolve(recipe, {}, "plain", available_cores())
     where = placement or Placement()
@@ -139,7 +139,7 @@ def count_operations(work: Callable[[], object]) -> int:
     """Floating-point operations of some work, an addition and a multiplication being two.
 
     torch counts attention in one piece on CUDA only, so the formulas for a CPU's are given here. As there, a causal
-    mask saves nothing, and backward computes the scores anew.
+    mask saves nothing, and backward computes the scores again.
     """
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
