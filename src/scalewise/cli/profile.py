@@ -57,7 +57,7 @@ def profile(
         Steps to look at; by default enough for a steady picture. The same number is taken without the profiler,
         interleaved, to see what it costs.
     processes: int | None
-        Operating-system processes, 1 to workers; by default as many as fit the machine.
+        Operating-system processes, 1 to workers; by default enough to fill the machine.
     noise: bool
         Measure the noise scale, as training does.
     out: Path | None

@@ -84,7 +84,7 @@ def profile(
         task, set, data: the task, or its name with its settings and the folder of its data.
         recipe: to start from instead of the task's own.
         steps: how many steps to look at; by default enough for a steady picture.
-        processes: 1 to workers; by default N that fill the machine.
+        processes: 1 to workers; by default enough to fill the machine.
         device, reduce, shard_optimizer, noise, loaders: the placement.
         out: folder for profile.json and trace.json; by default runs/profile-<task>-<time>.
         notify: receives what is being done.
