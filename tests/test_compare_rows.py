@@ -338,7 +338,9 @@ def test_the_live_table_counts_the_seeds_that_have_ended():
 
 def test_without_several_seeds_or_a_reference_the_story_says_what_is_missing():
     found, ended = table(single=[0.97], naive=[0.91])
-    assert story(found, ended, seeds=1).answer == "One seed says nothing about noise: give --seeds 2 or more."
+    told = story(found, ended, seeds=1)
+    assert told.answer == "One seed says nothing about noise: give --seeds 2 or more."
+    assert "against single" not in terminal.text(told)
     found, ended = table(naive=[0.91, 0.9], auto=[0.91, 0.9])
     assert story(found, ended, seeds=2).answer == "There is nothing to compare with: add single to --rows."
 

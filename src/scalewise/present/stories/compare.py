@@ -136,10 +136,12 @@ def rows_table(rows: Sequence[Stored], name: str, several: bool, higher: bool, s
         f"against single{', in points' if name in SHARES else ''}": [_against(row, name, higher) for row in rows],
         "seeds done": [f"{len(row.parts('seeds')) + len(row.parts('failed'))}/{seeds}" for row in rows],
     }
-    for left_out in (*([] if several else ["workers"]), [*columns][-1 if seeds is None else -2]):
-        del columns[left_out]
+    against, done = [*columns][-2:]
+    compared = seeds is None and any(row.number("difference", "mean") is not None for row in rows)
+    shown = {"workers": several, against: compared, done: seeds is not None}
+    columns = {name: cells for name, cells in columns.items() if shown.get(name, True)}
     cells = tuple(zip(*columns.values(), strict=True))
-    return Table(tuple(columns), cells, "All rows", spare=SPARE, legend=LEGEND if seeds is None else "")
+    return Table(tuple(columns), cells, "All rows", spare=SPARE, legend=LEGEND if compared else "")
 
 
 def _test(row: Stored, name: str) -> Cell:
