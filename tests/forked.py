@@ -23,6 +23,7 @@ PRELOADED = (
     "scalewise.engine.store.folder",
     "scalewise.engine.auto",
     "scalewise.cli.train",
+    "scalewise.runs.train",
     "scalewise.cli.compare",
     "scalewise.cli.measure",
     "scalewise.present",
