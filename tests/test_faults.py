@@ -25,7 +25,7 @@ from scalewise import records
 from scalewise.engine.loop import Training
 from scalewise.engine.processes import heartbeat, last_words
 from scalewise.engine.processes.rendezvous import fresh_store
-from scalewise.engine.store import checkpoint, emergency
+from scalewise.engine.store import checkpoint
 from scalewise.errors import Failed, LostContact, ProcessFailed
 from scalewise.runs.bench.hosts import hosts, reason_unavailable
 from test_resume import wait_for
@@ -313,10 +313,10 @@ def test_an_emergency_checkpoint_is_the_state_after_a_whole_step(tmp_path, train
     expected = {name: tensor.clone() for name, tensor in training.strategy.model.tensors().items()}
     training.gradients()  # a step that breaks off: it changes batch-norm statistics
     training.strategy._computes = True  # as with other processes
-    assert emergency.save(training, tmp_path, newest) == 4  # the record of the fourth step was still waiting
+    assert checkpoint.save_emergency(training, tmp_path, newest) == 4  # the record of the fourth step was still waiting
     stored = checkpoint.model_tensors(tmp_path / "step-4")
     assert all(stored[name].equal(expected[name]) for name in expected)
-    emergency.restore_records(tmp_path / "metrics.jsonl", tmp_path / "step-4")
+    checkpoint.restore_records(tmp_path / "metrics.jsonl", tmp_path / "step-4")
     assert [record["step"] for record in records.read(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
@@ -329,7 +329,7 @@ def test_nothing_is_saved_in_the_middle_of_an_update(tmp_path, training, monkeyp
     monkeypatch.setattr(training.strategy, "update", fail)
     with pytest.raises(RuntimeError):
         next(seen)
-    assert emergency.save(training, tmp_path, []) is None
+    assert checkpoint.save_emergency(training, tmp_path, []) is None
     assert not [*tmp_path.iterdir()]
 
 
@@ -339,7 +339,7 @@ def test_an_epoch_that_was_not_recorded_is_recorded_later(tmp_path, training, mo
     with Training(training.task, training.recipe, training.placement) as other:
         seen = other.records()
         newest = [next(seen) for _ in range(8)]  # the epoch's record, and training's, comes next
-        assert emergency.save(other, tmp_path, newest) == 8
+        assert checkpoint.save_emergency(other, tmp_path, newest) == 8
     with Training(training.task, training.recipe, training.placement) as again:
         checkpoint.load(again, tmp_path / "step-8")
         rest = [*again.records()]
@@ -354,8 +354,8 @@ def test_the_records_of_an_emergency_checkpoint_replace_those_from_its_first_ste
     epoch = sw.Epoch(1, 1.0, 32, 0.1, {}, None, False, 0.0, 0.0)
     lines = [records.line(dataclasses.replace(step, loss=0.0)) for step in steps]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines[:3], '{"torn']))
-    assert emergency.save(training, tmp_path, [epoch, *steps[2:]]) == 5
-    emergency.restore_records(tmp_path / "metrics.jsonl", tmp_path / "step-5")
+    assert checkpoint.save_emergency(training, tmp_path, [epoch, *steps[2:]]) == 5
+    checkpoint.restore_records(tmp_path / "metrics.jsonl", tmp_path / "step-5")
     found = [*records.read(tmp_path / "metrics.jsonl")]
     assert [record["step"] for record in found] == [1, 2, 3, 4, 5]
     assert [record["loss"] == 0.0 for record in found] == [True, True, False, False, False]

@@ -25,7 +25,7 @@ from scalewise.engine.processes import signals
 from scalewise.engine.processes.failures import translated
 from scalewise.engine.processes.heartbeat import HEARTBEAT, Heartbeat
 from scalewise.engine.processes.signals import Stop
-from scalewise.engine.store import checkpoint, emergency
+from scalewise.engine.store import checkpoint
 from scalewise.engine.store.checkpoint import load_newest
 from scalewise.engine.store.folder import (
     RunFolder,
@@ -37,6 +37,7 @@ from scalewise.engine.store.folder import (
     read_recipe,
 )
 from scalewise.engine.store.lock import holding
+from scalewise.engine.store.shards import write_tensors
 from scalewise.errors import CheckpointError, Interrupted, LostContact, NonFiniteLoss, Place, ScalewiseError
 from scalewise.records import Epoch, Failure, Record, RecordWriter, Result, Step, keep_until, write_atomically
 from scalewise.runs.request import Notice, Notify, silent
@@ -189,11 +190,11 @@ def stored_records(
         problem = keep_until(folder.metrics, training.progress.step)
         if problem is not None:
             warn(problem)
-        emergency.restore_records(folder.metrics, folder.checkpoints / f"step-{training.progress.step}")
+        checkpoint.restore_records(folder.metrics, folder.checkpoints / f"step-{training.progress.step}")
         add_facts(folder.environment, training)
         checkpoint.clear_unfinished(folder.checkpoints)
     writer = RecordWriter(folder.metrics) if leads else None
-    newest: deque[Record] = deque(maxlen=emergency.RECORDS)
+    newest: deque[Record] = deque(maxlen=checkpoint.EMERGENCY_RECORDS)
     HEARTBEAT.last = Heartbeat(training.progress.step, True)
     try:
         for record in training.records():
@@ -234,7 +235,7 @@ def stored_records(
         lost = translated(error)
         if not isinstance(lost, LostContact):
             raise
-        saved = emergency.save(training, folder.checkpoints, newest)
+        saved = checkpoint.save_emergency(training, folder.checkpoints, newest)
         what = "the newest checkpoint is what is left" if saved is None else f"the state after step {saved} is saved"
         raise LostContact(f"{lost}; {what}") from None
     finally:
@@ -269,7 +270,7 @@ def _export(training: Training, folder: RunFolder) -> None:
     tensors = {name: tensor.cpu().contiguous() for name, tensor in training.final.items()}
     try:
         temporary.unlink(missing_ok=True)  # a link put there would be followed
-        checkpoint.write_tensors(tensors, temporary, {"sha256": sha256(tensors)})
+        write_tensors(tensors, temporary, {"sha256": sha256(tensors)})
         temporary.replace(folder.model)
     except (OSError, SafetensorError) as error:  # safetensors hides the system's own error
         temporary.unlink(missing_ok=True)

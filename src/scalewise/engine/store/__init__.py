@@ -3,9 +3,8 @@
     folder      the run folder: recipe, environment, records, result
     checkpoint  the training state of all processes, written whole or not at all
     shards      the files of a checkpoint, read without trusting them
-    emergency   a checkpoint by one process, after another has died
     lock        one run in a folder at a time
 
-Public: `RunFolder`, `checkpoint.save`, `checkpoint.load_newest`, `emergency.save`, `lock.holding`. Imports the rest of
-the engine; nothing else of the engine imports it.
+Public: `RunFolder`, `checkpoint.save`, `checkpoint.load_newest`, `checkpoint.save_emergency`, `lock.holding`. Imports
+the rest of the engine; nothing else of the engine imports it.
 """

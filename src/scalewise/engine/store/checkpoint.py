@@ -13,28 +13,41 @@ steps in their names, not clocks, show which one is newest.
 from __future__ import annotations
 
 import errno
-import gc
-import os
+import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
+from scalewise import records
 from scalewise.engine.loop import Training
 from scalewise.engine.processes.team import Team
-from scalewise.engine.store.shards import INDEX_FILE, Entry, File, Index, Piece, Shards, described, key, verified_index
+from scalewise.engine.store.shards import (
+    INDEX_FILE,
+    Entry,
+    File,
+    Index,
+    Piece,
+    Shards,
+    described,
+    key,
+    sync_folder,
+    verified_index,
+    write_synced,
+    write_tensors,
+)
 from scalewise.engine.update.optimizer import StateEntry
-from scalewise.errors import CheckpointError, DamagedCheckpoint
+from scalewise.errors import CheckpointError, DamagedCheckpoint, ScalewiseError
 from scalewise.recipe import Recipe, differing_fields
-from scalewise.records import names_aside
+from scalewise.records import Record, Step, names_aside
 
+EMERGENCY_RECORDS = 256  # kept in memory: more than the first process holds back before it writes
 STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SYSTEM_ERROR = re.compile(r"os error (\d+)")  # how safetensors passes the system's error on
 T = TypeVar("T")
@@ -113,7 +126,7 @@ def _make(temporary: Path, problem: OSError | None) -> None:
 def _publish(temporary: Path, final: Path, index: Index) -> None:
     """Give a complete checkpoint its name; a good one of the same step stays."""
     _check_complete(temporary, index)
-    _write_synced(temporary / INDEX_FILE, index.to_json().encode())
+    write_synced(temporary / INDEX_FILE, index.to_json().encode())
     if final.exists():
         try:
             verified_index(final)
@@ -123,28 +136,58 @@ def _publish(temporary: Path, final: Path, index: Index) -> None:
             shutil.rmtree(temporary)
             return
     temporary.replace(final)
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
 
 
-def save_alone(training: Training, state: list[StateEntry], folder: Path, records: list[str]) -> None:
-    """Write the training state from this process by itself, unless it is stored already.
+def save_emergency(training: Training, folder: Path, newest: Iterable[Record]) -> int | None:
+    """Write the state after the last whole step from this process alone, after another one has died.
+
+    Every process holds all of it, so one that is left is enough. The newest records are stored with it: those that the
+    first process had not yet written may have died with it. Returns the step, or None where one process does not hold
+    the whole state.
 
     Arguments:
-        training, folder: whose state, and where checkpoints are.
-        state: the whole state of the optimizer.
-        records: the newest lines of metrics.jsonl, which may be missing there.
+        training: one that has broken off, and will not continue.
+        folder: where checkpoints are.
+        newest: the last records of this run, as far as they exist.
     """
+    try:
+        waiting, state = training.settle(), training.strategy.emergency_state()
+        if waiting is None or state is None or training.strategy.non_finite() is not None:
+            return None
+        _save_alone(training, state, folder, [records.line(record) for record in (*newest, *waiting)])
+    except (ScalewiseError, OSError, SafetensorError):  # an older checkpoint exists; report the first failure instead
+        return None
+    return training.progress.step
+
+
+def _save_alone(training: Training, state: list[StateEntry], folder: Path, lines: list[str]) -> None:
+    """Write a checkpoint with the optimizer's whole state and lines of metrics.jsonl, unless it is stored already."""
     final = folder / f"step-{training.progress.step}"
     temporary = folder / f".{final.name}.process-{training.team.rank}.tmp"
     _make(temporary, None)
     tensors = _tensors("model", training.strategy.model.tensors()) + _tensors("best", training.best)
     written = _write_shard(temporary, training.team.rank, state + tensors)
     recipe = training.recipe.model_dump()
-    index = Index(training.progress, training.noise.state(), recipe, *_merged([written]), records)
+    index = Index(training.progress, training.noise.state(), recipe, *_merged([written]), lines)
     try:
         _publish(temporary, final, index)
     except OSError:  # another process has written the same state already
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def restore_records(metrics: Path, stored: Path) -> None:
+    """Put the records that came with a checkpoint in the place of those from their first step on."""
+    if not stored.exists():
+        return
+    found = [json.loads(line) for line in verified_index(stored).records]  # each a record, which is verified too
+    while found and found[0]["kind"] != Step.kind:  # its step was before the kept ones
+        found.pop(0)
+    if not found:
+        return
+    before = records.read(metrics) if metrics.exists() else iter(())
+    kept = [record for record in before if record["step"] < found[0]["step"]]
+    records.write_atomically(metrics, "".join(json.dumps(record) + "\n" for record in (*kept, *found)))
 
 
 def _tensors(prefix: str, tensors: dict[str, Tensor]) -> list[StateEntry]:
@@ -338,31 +381,3 @@ def model_tensors(path: Path) -> dict[str, Tensor]:
     with Shards(path, index) as shards:
         names = [name for name in index.tensors if name.startswith("model.")]
         return {name.removeprefix("model."): shards.whole(name) for name in names}
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(path.parent)
-
-
-def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors, and have them on the disk.
-
-    safetensors leaves reference cycles through ctypes behind (0.8), which hold memory until a full
-    collection, rare in a long training. They are young objects, whose collection takes no time.
-    """
-    save_file(tensors, path, metadata)
-    gc.collect(1)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What a checkpoint consists of, read without trusting it: shards of tensors, and an index of where everything is.
+"""The files of a checkpoint, read without trusting them: shards of tensors, and an index of where everything is.
 
 Whatever a file holds, reading it ends with its content or with a `DamagedCheckpoint`. Nothing is unpickled; the size of
 a file is compared before it is read, and no tensor can be larger than the files it is said to lie in.
@@ -6,9 +6,11 @@ a file is compared before it is read, and no tensor can be larger than the files
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import _getdtype
+from safetensors.torch import _getdtype, save_file
 from torch import Tensor
 
 from scalewise import records
@@ -238,3 +240,33 @@ class Shards:
             first, last = max(start, piece.start), min(stop, piece.stop)
             if first < last or start == stop:  # a tensor without elements has one piece without elements
                 yield self._shards[piece.file].read(piece, first, last)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file, and have it and its name on the disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors, and have them on the disk.
+
+    safetensors leaves reference cycles through ctypes behind (0.8), which hold memory until a full
+    collection, rare in a long training. They are young objects, whose collection takes no time.
+    """
+    save_file(tensors, path, metadata)
+    gc.collect(1)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
