@@ -164,7 +164,7 @@ def describe(title: str, x: Axis, y: Axis, series: Iterable[Series], marks: Iter
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int) -> tuple[Series, bool]:
-    """At most so many points: means of equal shares of them, with their range as the band."""
+    """At most `most` points: means of equal shares of them, with their range as the band."""
     if len(points) <= most:
         return Series("", tuple(points)), False
     edges = [round(index * len(points) / most) for index in range(most + 1)]

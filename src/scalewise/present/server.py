@@ -32,7 +32,7 @@ STATUS = {
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
-# What a browser is told of every answer: nothing is kept, guessed, framed or passed on.
+# Headers of every answer: nothing is cached, sniffed, framed or passed on.
 HEADERS = {
     "Cache-Control": "no-store",
     "Connection": "close",

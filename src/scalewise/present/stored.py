@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-# A page is made for people, who see no more than this: larger documents are not read, of larger records every so many.
+# A page is made for people, who see no more than this: larger documents are not read, of larger records every Nth.
 LARGEST_DOCUMENT = 32_000_000
 LARGEST_RECORDS = 48_000_000
 LONGEST_LINE = 1_000_000
@@ -125,7 +125,7 @@ def read_records(path: Path, inside: Path) -> tuple[list[Stored], str]:
     """The records in a file of one JSON object a line, and what is wrong with it.
 
     A torn last line is left out silently: a run that is going on, or crashed, has one. Other bad lines are counted.
-    Of a very large file every so many steps are read.
+    Of a very large file every Nth step is read.
     """
     descriptor = open_regular(path, inside)
     if descriptor is None:
@@ -147,7 +147,7 @@ def read_records(path: Path, inside: Path) -> tuple[list[Stored], str]:
 
 
 def _chosen(file: BinaryIO, every: int) -> Iterator[bytes]:
-    """Every so many lines of steps, and all others; a line that nobody could have meant is cut into pieces."""
+    """Every Nth line of steps, and all others; a line that nobody could have meant is cut into pieces."""
     steps = 0
     while file.tell() < MOST_READ and (line := file.readline(LONGEST_LINE)):
         if every > 1 and (b'"kind": "step"' in line or len(line) == LONGEST_LINE):

@@ -252,7 +252,7 @@ def meter(value: Meter) -> Text:
 
 
 def blocks(cells: float) -> str:
-    """A bar of so many characters, exact to an eighth of one.
+    """A bar of N characters, exact to an eighth of one.
 
     >>> blocks(2.5)
     '██▌'

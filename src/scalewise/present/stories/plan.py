@@ -1,4 +1,4 @@
-"""A plan: how long so many workers take, what they cost, and the same under other assumptions."""
+"""A plan: how long each number of workers takes, what they cost, and the same under other assumptions."""
 
 from __future__ import annotations
 
