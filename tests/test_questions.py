@@ -124,7 +124,7 @@ def test_mistakes(ask, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'wrokers'; options are .* fields of sw.Recipe"):
         ask("digits", wrokers=8)
-    with pytest.raises(UsageError, match="set and data are for tasks loaded by name"):
+    with pytest.raises(UsageError, match="set and data are for tasks that are loaded by name"):
         ask(my_task(), set={"bn": True})
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match="without torchrun"):
