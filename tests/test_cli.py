@@ -237,7 +237,7 @@ def test_a_read_only_folder_is_refused(scalewise, tmp_path):
     (tmp_path / "closed").mkdir(mode=0o555)
     outcome = scalewise("train", "linear", "--steps", 1, "--out", "closed/run")
     assert outcome.code == 2
-    assert "a folder that can be written" in outcome.stderr
+    assert "closed is no writable folder" in outcome.stderr
     assert not list((tmp_path / "closed").iterdir())
 
 
