@@ -198,7 +198,7 @@ class _Progress:
         heartbeat, stored, computed = HEARTBEAT.last, self._stored(), self._computed()
         last_heartbeat, last_stored, last_computed = self._seen
         busy = computed - last_computed > SHARE * (now - self._looked)
-        if heartbeat is not last_heartbeat or stored != last_stored or busy:
+        if heartbeat != last_heartbeat or stored != last_stored or busy:
             self._moved = now
         self._seen, self._looked = (heartbeat, stored, computed), now
         return now - self._moved
