@@ -222,6 +222,31 @@ def test_help_does_not_import_torch(arguments):
     assert done.returncode == 0, done.stderr
 
 
+ONE_HOME = {  # what must be defined once: the start of the function's name, and where
+    "percent": "present/words.py",
+    "last_lines": "engine/processes/last_words.py",
+    "stopping": "engine/processes/signals.py",
+    "efficiency": "stats/critical_batch.py",
+    "fit_law": "stats/steps_law.py",
+}
+
+
+@pytest.mark.parametrize("name", ONE_HOME)
+def test_a_thing_is_defined_once(name):
+    homes = [
+        str(path.relative_to(SOURCE))
+        for path in modules()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.strip("_") == name
+    ]
+    assert homes == [ONE_HOME[name]]
+
+
+def test_the_house_stays_small():
+    """Files of source: a new one must be worth a newcomer's look."""
+    assert len(modules()) <= 240
+
+
 LEAVE = """
 import gc, weakref
 import torch.distributed as dist
