@@ -1,4 +1,4 @@
-"""A question that several processes answer together: processes started for it, or those of a torchrun job.
+"""A question that several processes answer together: those of a torchrun job, or processes started for it.
 
 Each process runs the question as a generator. It yields what it is doing now, and returns its answer.
 """
@@ -8,25 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from scalewise.engine.placement import DeviceName
 from scalewise.engine.processes.job import Job, Start
-from scalewise.engine.processes.team import Team
+from scalewise.engine.processes.launch import taking_part
+from scalewise.engine.processes.team import Team, takes_part
 from scalewise.errors import UsageError
-from scalewise.runs.request import Notify
+from scalewise.runs.request import Notify, silent
+from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Origin, Task
 
 AnswerT = TypeVar("AnswerT")
-AnswerOut = TypeVar("AnswerOut", covariant=True)
 Progress = Generator[str, None, AnswerT]
-
-
-class Question(Protocol[AnswerOut]):
-    """Pickled into every process; there it begins to answer."""
-
-    def __call__(self, team: Team) -> Progress[AnswerOut]:
-        """Begin, as one process of the team."""
+Question = Callable[..., Progress[AnswerT]]  # of a task and arguments that can be pickled
 
 
 def answer(progress: Progress[AnswerT], notify: Notify) -> AnswerT:
@@ -39,25 +34,40 @@ def answer(progress: Progress[AnswerT], notify: Notify) -> AnswerT:
             return found
 
 
-def ask(question: Question[AnswerT], processes: int, threads: int, device: DeviceName, notify: Notify) -> AnswerT:
-    """The first process's answer, computed on N new processes of this machine."""
-    with Job[None, str | _Answered](Start(_Answering(question), processes, threads, device)) as job:
-        while True:
-            said = job.ask(None)[0]
-            if isinstance(said, _Answered):
-                found: AnswerT = said.value
-                return found
-            notify(said)
+def ask(
+    question: Question[AnswerT],
+    task: Task,
+    arguments: tuple[Any, ...],
+    processes: int,
+    threads: int,
+    device: DeviceName,
+    notify: Notify,
+) -> AnswerT | None:
+    """The first process's answer; None on the processes of a torchrun job that do not lead it.
 
-
-def origin_of(task: Task) -> Origin:
-    """Where new processes load a task from."""
+    Arguments:
+        question, task, arguments: what every process runs.
+        processes, threads: how many to start, each with N threads, unless this is a torchrun job; 1 is this process.
+        device: kind of device.
+        notify: receives what is being done.
+    """
+    if takes_part():
+        with taking_part(device) as team:
+            found = answer(question(task, *arguments), notify if team.leads else silent)
+            return found if team.leads else None
+    if processes == 1:
+        return answer(question(task, *arguments), notify)
     if task.origin is None:
         raise UsageError(
             "several processes need a task that each of them can load, got one that was built in Python; "
             "pass its file or load it with scalewise.load_task"
         )
-    return task.origin
+    with Job[None, str | _Answered](
+        Start(_Answering(question, task.origin, arguments), processes, threads, device)
+    ) as job:
+        while not isinstance(said := job.ask(None)[0], _Answered):
+            notify(said)
+    return said.value
 
 
 @dataclass(frozen=True)
@@ -66,14 +76,17 @@ class _Answered:
 
 
 @dataclass(frozen=True)
-class _Answering(Generic[AnswerT]):
+class _Answering:
     """The work of the job: one request for every step of the generator."""
 
-    question: Question[AnswerT]
+    question: Question[Any]
+    origin: Origin
+    arguments: tuple[Any, ...]
 
     @contextmanager
     def opened(self, team: Team) -> Iterator[Callable[[None], str | _Answered]]:
-        progress = self.question(team)
+        task = load_task(self.origin.spec, self.origin.settings, self.origin.data)
+        progress = self.question(task, *self.arguments)
 
         def advance(request: None) -> str | _Answered:
             try:

@@ -11,7 +11,6 @@ import importlib
 import os
 import statistics
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,9 +22,8 @@ from scalewise.engine.loop import Training
 from scalewise.engine.parallel import HeldBytes
 from scalewise.engine.placement import DeviceName, Placement
 from scalewise.engine.processes.failures import translating
-from scalewise.engine.processes.launch import taking_part
 from scalewise.engine.processes.memory import held, release_freed, reset_peak
-from scalewise.engine.processes.team import Team, takes_part
+from scalewise.engine.processes.team import Team, joined, takes_part
 from scalewise.engine.store.folder import check_folder
 from scalewise.errors import PlacementError, UsageError
 from scalewise.plan import hardware
@@ -33,10 +31,9 @@ from scalewise.plan.hardware import Link
 from scalewise.recipe import Recipe
 from scalewise.runs.bench.common import Report, stored
 from scalewise.runs.bench.payload import KINDS, Kind, Payload, Traffic
-from scalewise.runs.processes import Progress, answer, ask, origin_of
+from scalewise.runs.processes import Progress, ask
 from scalewise.runs.request import Notify, Settings, load_subject, silent
-from scalewise.tasks.load import load_task
-from scalewise.tasks.task import Origin, Task
+from scalewise.tasks.task import Task
 
 ROUNDS = 7
 COMPARED_STEPS = 3
@@ -145,15 +142,10 @@ def parallelism(
     loaded = load_subject(task, set, data).task
     recipe = _recipe(loaded, count, fields)
     with translating():
-        if takes_part():
-            with taking_part(device) as team:
-                progress = compare_ways(loaded, recipe, team, device, known, rounds)
-                rows = answer(progress, notify if team.leads else silent)
-            if not team.leads:
-                return None
-        else:
-            question = _Comparing(origin_of(loaded), recipe, device, known, rounds)
-            rows = ask(question, count, recipe.threads or 1, device, notify)
+        arguments = (recipe, device, known, rounds)
+        rows = ask(compare_ways, loaded, arguments, count, recipe.threads or 1, device, notify)
+        if rows is None:
+            return None
         return stored(ParallelismReport(loaded.name, recipe, count, known, rows), out)
 
 
@@ -167,50 +159,27 @@ def _recipe(task: Task, processes: int, given: dict[str, Any]) -> Recipe:
     return recipe
 
 
-@dataclass(frozen=True)
-class _Comparing:
-    """The question to new processes."""
-
-    origin: Origin
-    recipe: Recipe
-    device: DeviceName
-    link: Link | None
-    rounds: int
-
-    def __call__(self, team: Team) -> Progress[list[Row]]:
-        task = load_task(self.origin.spec, self.origin.settings, self.origin.data)
-        return (yield from compare_ways(task, self.recipe, team, self.device, self.link, self.rounds))
-
-
-def compare_ways(
-    task: Task, recipe: Recipe, team: Team, device: DeviceName, link: Link | None, rounds: int
-) -> Progress[list[Row]]:
-    """The rows, on every process of the team.
-
-    Arguments:
-        task, recipe: what is trained, and how.
-        team: the processes, two or more.
-        device: where.
-        link: to estimate the exchange with, if it is known.
-        rounds: how often every way is timed.
-    """
+def compare_ways(task: Task, recipe: Recipe, device: DeviceName, link: Link | None, rounds: int) -> Progress[list[Row]]:
+    """The rows, on every process of a job; the exchange is estimated if its link is known."""
     steps = COMPARED_STEPS + 2 + rounds
     recipe = recipe.replace(steps=steps, patience=None, target=None)
     for engine in ("fsdp", "pipeline", "tensor"):  # or the first to use torch's engines would have them in its peak
         importlib.import_module(f"scalewise.engine.parallel.{engine}")
-    yield "one process, to compare with"
-    expected = _shared(_losses_alone(task, recipe, device) if team.leads else [])
-    rows: dict[str, Row] = {}
-    for name, placement in ways(device).items():
-        yield f"{name}: memory and payload"
-        try:
-            own = _alone(task, recipe, placement, team)
-        except UsageError as error:
-            rows[name] = Row(name, reason=str(error))
-        else:
-            rows[name] = _row(name, own, expected, recipe, team, link)
-    possible = {name: ways(device)[name] for name, row in rows.items() if row.reason is None}
-    times = yield from _times(task, recipe, possible, team, rounds)
+    with joined(device) as team:
+        yield "one process, to compare with"
+        expected = [_losses_alone(task, recipe, device) if team.leads else []]
+        dist.broadcast_object_list(expected, 0)
+        rows: dict[str, Row] = {}
+        for name, placement in ways(device).items():
+            yield f"{name}: memory and payload"
+            try:
+                own = _alone(task, recipe, placement, team)
+            except UsageError as error:
+                rows[name] = Row(name, reason=str(error))
+            else:
+                rows[name] = _row(name, own, expected[0], recipe, team, link)
+        possible = {name: ways(device)[name] for name, row in rows.items() if row.reason is None}
+        times = yield from _times(task, recipe, possible, team, rounds)
     return [
         replace(row, step_seconds=times[name][0], idle_share=times[name][1]) if name in times else row
         for name, row in rows.items()
@@ -282,8 +251,10 @@ def _times(
                 timed = _timed(training, team)
                 if number:  # the first step of each allocates
                     found[name].append(timed)
-    medians = {name: _medians(values) for name, values in found.items()}
-    everybody: list[dict[str, tuple[float, float]]] = [medians] * team.size
+    medians = {
+        name: tuple(statistics.median(column) for column in zip(*values, strict=True)) for name, values in found.items()
+    }
+    everybody = [medians] * team.size
     dist.all_gather_object(everybody, medians)
     return {
         name: (max(other[name][0] for other in everybody), statistics.mean(other[name][1] for other in everybody))
@@ -300,17 +271,6 @@ def _timed(training: Training, team: Team) -> tuple[float, float]:
     return seconds, max(0.0, 1 - (time.thread_time() - worked) / seconds)
 
 
-def _medians(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    seconds, idle = zip(*values, strict=True)
-    return statistics.median(seconds), statistics.median(idle)
-
-
-def _shared(losses: list[float]) -> list[float]:
-    known = [losses]
-    dist.broadcast_object_list(known, 0)
-    return known[0]
-
-
 @dataclass(frozen=True)
 class ParallelismReport(Report):
     """All rows, and of what."""
@@ -325,7 +285,29 @@ class ParallelismReport(Report):
     @property
     def advice(self) -> str:
         """Which way for this model, on this machine and over the link."""
-        return advice(self.rows, self.recipe, self.link)
+        known = [row for row in self.rows if row.step_seconds is not None]
+        base = known[0]
+        fastest = min(known, key=lambda row: row.step_seconds or 0.0)
+        smallest = min(known, key=lambda row: row.held_bytes)
+        times = {row.name: 1000 * (row.step_seconds or 0.0) for row in (base, fastest)}
+        words = [f"{base.name} has the shortest step here"]
+        if times[fastest.name] < NOTABLY * times[base.name]:
+            shown = f"{times[fastest.name]:.1f} ms against {times[base.name]:.1f} with {base.name}"
+            words = [f"{fastest.name} has the shortest step here ({shown})"]
+        elif fastest is not base:
+            words = [f"no step is notably shorter here than that with {base.name}"]
+        if smallest is not base and base.held_bytes:
+            share = smallest.held_bytes / base.held_bytes
+            words.append(
+                f"{smallest.name} holds the least ({share:.0%} of {base.name}); take it if {base.name} does not fit"
+            )
+        if self.link is not None:
+            best = min(known, key=lambda row: (row.step_seconds or 0.0) + (row.link_seconds_per_step or 0.0))
+            words.append(f"over {self.link.name} {best.name} is the fastest, its estimated exchange included")
+        pipeline = next((row for row in known if row.name == "pipeline"), None)
+        if pipeline is not None and self.recipe.micro_batches == 1:
+            words.append("a pipeline with one micro batch a worker has one stage at work at a time: give --micro-batch")
+        return "; ".join(words) + "."
 
     def to_json(self) -> dict[str, Any]:
         """What --json prints."""
@@ -341,30 +323,3 @@ class ParallelismReport(Report):
             "advice": self.advice,
             "rows": [asdict(row) for row in self.rows],
         }
-
-
-def advice(rows: Sequence[Row], recipe: Recipe, link: Link | None) -> str:
-    """Which way for this model, on this machine and over the link."""
-    known = [row for row in rows if row.step_seconds is not None]
-    base = known[0]
-    fastest = min(known, key=lambda row: row.step_seconds or 0.0)
-    smallest = min(known, key=lambda row: row.held_bytes)
-    times = {row.name: 1000 * (row.step_seconds or 0.0) for row in (base, fastest)}
-    words = [f"{base.name} has the shortest step here"]
-    if times[fastest.name] < NOTABLY * times[base.name]:
-        shown = f"{times[fastest.name]:.1f} ms against {times[base.name]:.1f} with {base.name}"
-        words = [f"{fastest.name} has the shortest step here ({shown})"]
-    elif fastest is not base:
-        words = [f"no step is notably shorter here than that with {base.name}"]
-    if smallest is not base and base.held_bytes:
-        words.append(
-            f"{smallest.name} holds the least ({smallest.held_bytes / base.held_bytes:.0%} of {base.name}); take it if "
-            f"{base.name} does not fit"
-        )
-    if link is not None:
-        best = min(known, key=lambda row: (row.step_seconds or 0.0) + (row.link_seconds_per_step or 0.0))
-        words.append(f"over {link.name} {best.name} is the fastest, its estimated exchange included")
-    pipeline = next((row for row in known if row.name == "pipeline"), None)
-    if pipeline is not None and recipe.micro_batches == 1:
-        words.append("a pipeline with one micro batch a worker has one stage at work at a time: give --micro-batch")
-    return "; ".join(words) + "."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +24,12 @@ from scalewise.engine.placement import (
     loader_processes,
 )
 from scalewise.engine.processes.failures import translating
-from scalewise.engine.processes.launch import taking_part
-from scalewise.engine.processes.team import Team, takes_part
+from scalewise.engine.processes.team import takes_part
 from scalewise.engine.store.folder import check_folder, make_folder
 from scalewise.errors import UsageError
 from scalewise.recipe import Recipe, resolve
 from scalewise.records import save_document, write_atomically
-from scalewise.runs.processes import Progress, answer, ask, origin_of
+from scalewise.runs.processes import Progress, ask
 from scalewise.runs.profile import times
 from scalewise.runs.profile.result import LoaderRow, Overhead, ProcessRow, Profile, Setting
 from scalewise.runs.profile.session import Recording, Times, observe, usage
@@ -37,8 +37,7 @@ from scalewise.runs.profile.times import trace
 from scalewise.runs.profile.verdict import verdict
 from scalewise.runs.request import Notify, Settings, compilable, load_subject, silent
 from scalewise.stats.interval import median_interval
-from scalewise.tasks.load import load_task
-from scalewise.tasks.task import Origin, Task
+from scalewise.tasks.task import Task
 
 DOCUMENT_FILE, TRACE_FILE = "profile.json", "trace.json"
 MOST_STEPS = 1 << 20  # training never ends before the profile does
@@ -96,59 +95,27 @@ def profile(
     loaded = load_subject(task, set, data).task
     base = Recipe.load(recipe) if isinstance(recipe, Path) else recipe or loaded.recipe
     chosen, _ = resolve(base, fields, "plain", available_cores())
+    chosen = compilable(chosen, device)
     with translating():
-        outcome = _outcome(loaded, compilable(chosen, device), placement, processes, steps, out, notify)
-        return None if outcome is None else _stored(outcome, out)
-
-
-def _outcome(
-    task: Task,
-    recipe: Recipe,
-    placement: Placement,
-    processes: int | None,
-    steps: int | None,
-    out: Path | None,
-    notify: Notify,
-) -> Outcome | None:
-    """Profile as part of a torchrun job, on this process, or on new ones."""
-    if takes_part():
-        with taking_part(placement.device) as team:
-            if team.leads:
-                check_folder(out)
-            return answer(profiled(task, recipe, placement, steps), notify if team.leads else silent)
-    check_folder(out)
-    check_recipe(placement, recipe)
-    if processes is not None:
-        check_processes(processes, recipe, placement)
-    elif task.origin is None:
-        processes = 1
-    count = processes or default_processes(recipe, placement)
-    if count == 1:
-        return answer(profiled(task, recipe, placement, steps), notify)
-    question = _Profiling(origin_of(task), recipe, placement, steps)
-    return ask(question, count, recipe.threads or 1, placement.device, notify)
-
-
-def _stored(outcome: Outcome, out: Path | None) -> Outcome:
-    folder = make_folder(out, f"profile-{outcome.profile.setting.task}").path
-    outcome = replace(outcome, run=folder)
-    write_atomically(folder / TRACE_FILE, json.dumps(outcome.trace))
-    save_document(folder / DOCUMENT_FILE, outcome.to_json())
+        if os.environ.get("RANK", "0") == "0":
+            check_folder(out)
+        count = 1 if takes_part() else _process_count(loaded, chosen, placement, processes)
+        outcome = ask(profiled, loaded, (chosen, placement, steps), count, chosen.threads or 1, device, notify)
+        if outcome is None:
+            return None
+        folder = make_folder(out, f"profile-{loaded.name}").path
+        outcome = replace(outcome, run=folder)
+        write_atomically(folder / TRACE_FILE, json.dumps(outcome.trace))
+        save_document(folder / DOCUMENT_FILE, outcome.to_json())
     return outcome
 
 
-@dataclass(frozen=True)
-class _Profiling:
-    """The question to new processes."""
-
-    origin: Origin
-    recipe: Recipe
-    placement: Placement
-    steps: int | None
-
-    def __call__(self, team: Team) -> Progress[Outcome | None]:
-        task = load_task(self.origin.spec, self.origin.settings, self.origin.data)
-        return (yield from profiled(task, self.recipe, self.placement, self.steps))
+def _process_count(task: Task, recipe: Recipe, placement: Placement, processes: int | None) -> int:
+    check_recipe(placement, recipe)
+    if processes is not None:
+        check_processes(processes, recipe, placement)
+        return processes
+    return default_processes(recipe, placement) if task.origin is not None else 1
 
 
 def profiled(task: Task, recipe: Recipe, placement: Placement, steps: int | None = None) -> Progress[Outcome | None]:
