@@ -41,7 +41,7 @@ from scalewise.engine.processes import heartbeat
 from scalewise.engine.processes.fork_server import NAME
 from scalewise.recipe import Recipe
 from scalewise.records import Record
-from scalewise.runs.bench.hosts import Host, hosts
+from scalewise.runs.bench.common import Host, hosts
 from scalewise.tasks.load import load_task
 
 RESULTS = Path(__file__).parent / "results"

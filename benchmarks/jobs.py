@@ -15,7 +15,7 @@ import torch
 
 from cases import Case
 from rounds import Measured
-from scalewise.runs.bench.hosts import Host, hosts
+from scalewise.runs.bench.common import Host, hosts
 from two_processes import WHAT
 
 PROCESSES = 2

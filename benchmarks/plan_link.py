@@ -24,7 +24,7 @@ from scipy.optimize import least_squares
 import scalewise as sw
 from scalewise.engine.processes.job import Job, Start
 from scalewise.plan.hardware import Link
-from scalewise.runs.bench.hosts import hosts, limit
+from scalewise.runs.bench.common import hosts, limit
 
 if TYPE_CHECKING:
     from scalewise.engine.processes.team import Team

@@ -21,11 +21,10 @@ from scalewise.errors import Failed
 from scalewise.plan import hardware
 from scalewise.present.stored import Stored
 from scalewise.present.stories.bench import machine_words
-from scalewise.runs.bench import cnn, devices
+from scalewise.runs.bench import devices, workloads
 from scalewise.runs.bench.collectives import EXCHANGES, NAMES, bus_factor
-from scalewise.runs.bench.common import topology
-from scalewise.runs.bench.hosts import reason_unavailable
-from scalewise.runs.bench.operations import OPERATIONS, Place, missing, places
+from scalewise.runs.bench.common import reason_unavailable, topology
+from scalewise.runs.bench.workloads import OPERATIONS, Place, missing, places
 from scalewise.runs.measure import throughput
 
 REASON = reason_unavailable()
@@ -176,7 +175,7 @@ def short(monkeypatch):
     monkeypatch.setattr(devices, "QUICK_PEAK_SECONDS", 0.01)
     monkeypatch.setattr(throughput, "PRODUCT_SIDES", (256,))
     monkeypatch.setattr(devices, "places", lambda: [Place("cpu", 1), Place("cpu", 2)])
-    monkeypatch.setattr(cnn, "EPOCHS", 1.0)
+    monkeypatch.setattr(workloads, "EPOCHS", 1.0)
 
 
 def _smaller(operation):

@@ -9,7 +9,7 @@ import pytest
 
 from scalewise.plan.hardware import Link
 from scalewise.runs.bench.devices import break_even
-from scalewise.runs.bench.operations import OPERATIONS
+from scalewise.runs.bench.workloads import OPERATIONS
 from scalewise.stats.interval import Interval
 from scalewise.stats.timing import Cost, Parts, fit, lost, medians, parts_of_step, rounds
 

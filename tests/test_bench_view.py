@@ -11,13 +11,13 @@ from scalewise.present import terminal
 from scalewise.present.stored import Stored
 from scalewise.present.stories.bench import benching_story
 from scalewise.present.words import percent
-from scalewise.runs.bench.cnn import Trained
 from scalewise.runs.bench.collectives import CollectivesReport, Line
 from scalewise.runs.bench.collectives import Row as Exchange
 from scalewise.runs.bench.common import Topology
 from scalewise.runs.bench.devices import DevicesReport, Peak, Row, Worth
 from scalewise.runs.bench.scaling import Row as Scaled
 from scalewise.runs.bench.scaling import ScalingReport
+from scalewise.runs.bench.workloads import Trained
 from scalewise.stats.interval import Interval
 from scalewise.stats.timing import Lost
 

@@ -27,7 +27,7 @@ from scalewise.engine.processes import heartbeat, last_words
 from scalewise.engine.processes.rendezvous import fresh_store
 from scalewise.engine.store import checkpoint
 from scalewise.errors import Failed, LostContact, ProcessFailed
-from scalewise.runs.bench.hosts import hosts, reason_unavailable
+from scalewise.runs.bench.common import hosts, reason_unavailable
 from test_resume import wait_for
 
 TASK = [

@@ -17,7 +17,7 @@ import pytest
 from conftest import environment
 from scalewise.engine.processes.team import choose_interface, interface_towards
 from scalewise.errors import PlacementError
-from scalewise.runs.bench.hosts import Host, hosts, reason_unavailable
+from scalewise.runs.bench.common import Host, hosts, reason_unavailable
 
 REASON = reason_unavailable()
 needs_hosts = pytest.mark.skipif(REASON is not None, reason=REASON or "")

@@ -20,11 +20,10 @@ from scalewise.engine.parallel.model import sha256
 from scalewise.errors import UsageError
 from scalewise.runs.processes import answer
 from scalewise.runs.profile import profile
-from scalewise.runs.profile.layers import Layers
 from scalewise.runs.profile.profiler import profiled as profiling
 from scalewise.runs.profile.result import OTHER, PHASES
 from scalewise.runs.profile.session import observe
-from scalewise.runs.profile.spans import Label, Recorder, segments, spans
+from scalewise.runs.profile.spans import Label, Layers, Recorder, segments, spans
 from scalewise.tasks.digits import load
 
 PLANTED = Path(__file__).parent / "jobs" / "planted.py"

@@ -24,10 +24,10 @@ from scalewise.runs.profile.result import (
     Profile,
     Setting,
     Usage,
+    verdict,
 )
 from scalewise.runs.profile.spans import Label, Segment
 from scalewise.runs.profile.times import coalesced, middle_steps
-from scalewise.runs.profile.verdict import verdict
 
 WALL = 0.1
 SETTING = {

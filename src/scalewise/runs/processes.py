@@ -62,9 +62,8 @@ def ask(
             "several processes need a task that each of them can load, got one that was built in Python; "
             "pass its file or load it with scalewise.load_task"
         )
-    with Job[None, str | _Answered](
-        Start(_Answering(question, task.origin, arguments), processes, threads, device)
-    ) as job:
+    work = _Answering(question, task.origin, arguments)
+    with Job[None, str | _Answered](Start(work, processes, threads, device)) as job:
         while not isinstance(said := job.ask(None)[0], _Answered):
             notify(said)
     return said.value

@@ -2,6 +2,6 @@
 
 May import: what `runs` may.
 Public: `devices.devices`, `collectives.collectives`, `scaling.scaling`, `parallelism.parallelism`; each stores its
-report. Beside them `operations` (what is timed on a device), `cnn` (the training that is), `payload` (bytes sent),
-`hosts` (network namespaces as machines) and `common` (checks, topology, the folder).
+report. Beside them `workloads` (what is timed on a device), `payload` (bytes sent) and `common`
+(checks, topology, hosts, the folder).
 """

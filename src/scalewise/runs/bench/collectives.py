@@ -36,13 +36,14 @@ from scalewise.runs.bench.common import (
     Report,
     Topology,
     benching,
+    check_counts,
     check_links,
     check_seconds,
     chosen_device,
+    interleaved,
     stored,
     topology,
 )
-from scalewise.runs.bench.hosts import check_counts, interleaved
 from scalewise.runs.request import Notify, silent
 from scalewise.stats.interval import Interval, median_interval
 from scalewise.stats.timing import Cost, fit, rounds

@@ -15,9 +15,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scalewise.runs.bench.cnn import Trained, trained
 from scalewise.runs.bench.common import Report, Topology, benching, stored, topology
-from scalewise.runs.bench.operations import OPERATIONS, TRANSFERS, Operation, Place, Run, missing, places
+from scalewise.runs.bench.workloads import (
+    OPERATIONS,
+    TRANSFERS,
+    Operation,
+    Place,
+    Run,
+    Trained,
+    missing,
+    places,
+    trained,
+)
 from scalewise.runs.measure.throughput import matrix_product_peak, timed
 from scalewise.runs.request import Notify, silent
 from scalewise.stats.interval import median_interval

@@ -19,13 +19,14 @@ from scalewise.runs.bench.common import (
     Report,
     Topology,
     benching,
+    check_counts,
     check_links,
     check_seconds,
     chosen_device,
+    interleaved,
     stored,
     topology,
 )
-from scalewise.runs.bench.hosts import check_counts, interleaved
 from scalewise.runs.request import Notify, Settings, load_subject, silent
 from scalewise.stats.interval import median_interval
 from scalewise.stats.timing import Lost, Parts, efficiency_rounds, lost, medians, parts_of_step, rounds

@@ -3,9 +3,9 @@
     runs.profile.profile("digits", workers=8, processes=2).profile.bottleneck
 
 May import: what `runs` may.
-Public: `profile` and its `Outcome`. The way of a step through the files: `probes` and `layers` put `spans` around the
-engine's seams, `session` takes steps with and without them, `times` turns spans into seconds, `profiler` puts the
-`result` together, `verdict` says what holds the step up. Importing this imports no torch.
+Public: `profile` and its `Outcome`. The way of a step through the files: `probes` puts `spans` around the engine's
+seams, `session` takes steps with and without them, `times` turns spans into seconds, `profiler` puts the
+`result` together. Importing this imports no torch.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ from scalewise.engine.data.samples import Augmented, DatasetSamples, Samples, Su
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.data import DataParallel
 from scalewise.engine.parallel.workers import Workers
-from scalewise.runs.profile.layers import AFTER_THE_MODEL, Layers
-from scalewise.runs.profile.spans import Clock, Label, Recorder, Segment, segments
+from scalewise.runs.profile.spans import AFTER_THE_MODEL, Clock, Label, Layers, Recorder, Segment, segments
 from scalewise.tasks.task import Batch, Loss, MeanLoss
 
 BACKWARD = Label("backward"), Label("backward", AFTER_THE_MODEL)

@@ -31,10 +31,9 @@ from scalewise.recipe import Recipe, resolve
 from scalewise.records import save_document, write_atomically
 from scalewise.runs.processes import Progress, ask
 from scalewise.runs.profile import times
-from scalewise.runs.profile.result import LoaderRow, Overhead, ProcessRow, Profile, Setting
+from scalewise.runs.profile.result import LoaderRow, Overhead, ProcessRow, Profile, Setting, verdict
 from scalewise.runs.profile.session import Recording, Times, observe, usage
 from scalewise.runs.profile.times import trace
-from scalewise.runs.profile.verdict import verdict
 from scalewise.runs.request import Notify, Settings, compilable, load_subject, silent
 from scalewise.stats.interval import median_interval
 from scalewise.tasks.task import Task

@@ -1,4 +1,4 @@
-"""A profile: where the time of an average step went, phase by phase and layer by layer, on every process.
+"""A profile: where the time of an average step went, phase by phase and layer by layer, and what holds it up.
 
 The phases of a training step, in the order in which a sample meets them.
 
@@ -12,8 +12,10 @@ waited for it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -211,31 +213,8 @@ def _chosen(row: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: row[name] for name in names}
 
 
-PhaseName = Literal[
-    "read",
-    "transport to memory",
-    "preprocess",
-    "queue",
-    "transport to device",
-    "forward",
-    "loss",
-    "output",
-    "backward",
-    "sum",
-    "communication",
-    "norms",
-    "optimizer",
-    "update",
-    "return",
-]
-PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
 OTHER = "other"  # what is left of the step: the loop around the phases
-INPUT: tuple[PhaseName, ...] = PHASES[:5]
-READING: tuple[PhaseName, ...] = PHASES[:3]  # what loader processes do
-COMPUTING: tuple[PhaseName, ...] = ("forward", "loss", "output", "backward")
-UPDATING: tuple[PhaseName, ...] = ("sum", "norms", "optimizer", "update")
-
-MEANING: dict[str, str] = {
+MEANING = {
     "read": "samples out of the data set",
     "transport to memory": "samples made one batch",
     "preprocess": "augmentation",
@@ -253,3 +232,160 @@ MEANING: dict[str, str] = {
     "return": "numbers read, record made",
     OTHER: "the loop around it",
 }
+PHASES = tuple(name for name in MEANING if name != OTHER)
+INPUT, READING = PHASES[:5], PHASES[:3]  # loader processes do the reading
+COMPUTING = ("forward", "loss", "output", "backward")
+UPDATING = ("sum", "norms", "optimizer", "update")
+
+DISTURBED = 0.2  # of the time, in which the step could not have a core
+UNEVEN = 1.25  # processes whose own work takes this much longer hold the others up
+SHORT_STEP_SECONDS = 0.01  # a worker's pass this short is mostly the fixed cost of each operation
+
+Verdict = tuple[str, str]  # (bottleneck, advice)
+
+
+def verdict(
+    setting: Setting, wall: float, phases: Sequence[PhaseRow], layers: Sequence[LayerRow], rows: Sequence[ProcessRow]
+) -> Verdict:
+    """The largest part of the step, and what would make it smaller; and whether others were in the way of seeing it."""
+    bottleneck, advice = _largest(setting, wall, phases, layers, rows)
+    queued = max(row.usage.queued_share for row in rows)
+    if queued >= DISTURBED:
+        advice += f" Other programs had the cores {100 * queued:.0f} % of the time: look again without them."
+    return bottleneck, advice
+
+
+def _largest(
+    setting: Setting, wall: float, phases: Sequence[PhaseRow], layers: Sequence[LayerRow], rows: Sequence[ProcessRow]
+) -> Verdict:
+    by_name = {row.name: row for row in phases}
+    shares = {
+        "input": sum(by_name[name].share for name in INPUT),
+        "communication": by_name["communication"].share,
+        "updating": sum(by_name[name].share for name in UPDATING),
+        "computing": sum(by_name[name].share for name in COMPUTING),
+        "loop": by_name["return"].share + by_name[OTHER].share,
+    }
+    largest = max(shares, key=lambda name: shares[name])
+    share = shares[largest]
+    if largest == "input":
+        return _input(setting, wall, by_name, share)
+    if largest == "communication":
+        return _communication(setting, share, rows)
+    if largest == "updating":
+        return _updating(setting, by_name, share)
+    if largest == "loop":
+        return (
+            f"The loop around the phases takes {100 * share:.0f} % of the step, more than computing.",
+            "Raise --worker-batch: the loop costs the same for a larger one.",
+        )
+    return _computing(setting, wall, by_name, layers, share)
+
+
+def _input(setting: Setting, wall: float, phases: dict[str, PhaseRow], share: float) -> Verdict:
+    if phases["queue"].waited_seconds > 0.5 * share * wall:
+        return _starved(setting, wall, phases)
+    largest = max(INPUT, key=lambda name: phases[name].step_seconds)
+    bottleneck = (
+        f"Samples take {100 * share:.0f} % of the step, most of it in {largest} ({100 * phases[largest].share:.0f} %)."
+    )
+    if setting.in_memory:
+        return bottleneck, "Make the augmentation cheaper, or do once, before training, what does not change."
+    return bottleneck, "Read ahead in processes of their own: --loaders 1 or more."
+
+
+def _starved(setting: Setting, wall: float, phases: dict[str, PhaseRow]) -> Verdict:
+    """Loaders that do not keep up: what they work for a step, against the step without the wait."""
+    waited = phases["queue"].waited_seconds
+    work = sum(phases[name].beside_seconds for name in READING)
+    largest = max(READING, key=lambda name: phases[name].beside_seconds)
+    count = "1 loader needs" if setting.loaders == 1 else f"{setting.loaders} loaders need"
+    bottleneck = (
+        f"The step waits for its samples, {_milliseconds(waited)} of {_milliseconds(wall)}: {count} "
+        f"{_milliseconds(work)} for those of one step, most of it in {largest}."
+    )
+    needed = math.ceil(work / max(wall - waited, 1e-9) - 0.05)  # a twentieth of a loader is noise
+    spare = setting.cores // setting.processes
+    if needed <= spare:
+        return bottleneck, f"Use --loaders {needed}: then reading is as fast as the step."
+    cheaper = "make it cheaper, as by storing samples decoded, in their final size"
+    return bottleneck, (
+        f"About {needed} loaders would keep up, and there are {spare} cores for each process: use --loaders {needed} "
+        f"if reading waits for a disk or network; else {cheaper}."
+    )
+
+
+def _communication(setting: Setting, share: float, rows: Sequence[ProcessRow]) -> Verdict:
+    own = {row.process: row.step_seconds - row.communication.waited_seconds for row in rows}
+    slowest = max(own, key=lambda process: own[process])
+    quickest = min(own, key=lambda process: own[process])
+    if own[slowest] > UNEVEN * own[quickest]:
+        bottleneck = (
+            f"Processes wait for each other, {100 * share:.0f} % of the step: process {slowest} works "
+            f"{_milliseconds(own[slowest])} in each, process {quickest} {_milliseconds(own[quickest])}."
+        )
+        if setting.workers % setting.processes:
+            return bottleneck, "Give every process as many workers: --processes that divides --workers."
+        return bottleneck, f"See what else runs beside process {slowest}, or whether its device is slower."
+    hidden = sum(row.communication.hidden_seconds for row in rows)
+    flying = sum(row.communication.in_flight_seconds for row in rows)
+    part = hidden / flying if flying else 0.0
+    return (
+        f"Communication takes {100 * share:.0f} % of the step; {100 * part:.0f} % of its time in flight is hidden "
+        "behind work.",
+        "Raise --worker-batch, so that there is more to compute for the same exchange, or use fewer --processes.",
+    )
+
+
+def _updating(setting: Setting, phases: dict[str, PhaseRow], share: float) -> Verdict:
+    largest = max(UPDATING, key=lambda name: phases[name].step_seconds)
+    bottleneck = f"Summing and updating take {100 * share:.0f} % of the step, most of it in {largest}."
+    spreads = setting.processes > 1 and setting.reduce == "ordered" and not setting.shard_optimizer
+    if largest == "optimizer" and spreads and setting.optimizer != "muon":
+        return bottleneck, "Use --shard-optimizer: each process then updates its part, with the same result."
+    if largest == "norms":
+        return bottleneck, "Use --no-noise, if the noise scale is not needed, or raise --worker-batch."
+    return bottleneck, "Raise --worker-batch: the update costs the same for a larger one."
+
+
+def _computing(
+    setting: Setting, wall: float, phases: dict[str, PhaseRow], layers: Sequence[LayerRow], share: float
+) -> Verdict:
+    bottleneck = f"Computing takes {100 * share:.0f} % of the step"
+    passes = [(row.backward_seconds, "backward", row) for row in layers]
+    passes += [(row.forward_seconds, "forward", row) for row in layers]
+    if setting.compiled or not passes:
+        larger = max(("forward", "backward"), key=lambda name: phases[name].share)
+        bottleneck += f", {larger} {100 * phases[larger].share:.0f} %."
+    else:
+        seconds, direction, layer = max(passes, key=lambda found: found[0])
+        kind = f" ({layer.kind})" if layer.kind != "loss" else ""
+        bottleneck += f", the largest part {direction} in {layer.name}{kind}: {100 * seconds / wall:.0f} %."
+        if seconds > 0.5 * wall:
+            return bottleneck, f"Look into {layer.name} first: nothing else can make the step half as long."
+    return bottleneck, _faster(setting, wall, any("Conv2d" in row.kind for row in layers))
+
+
+def _faster(setting: Setting, wall: float, has_convolutions: bool) -> str:
+    """How a step that computes all the time may take less of it."""
+    workers_here = math.ceil(setting.workers / setting.processes)
+    possible = min(setting.workers, setting.cores // setting.threads)
+    if setting.device == "cpu" and setting.processes < possible:
+        return f"Use --processes {possible}: {setting.cores} cores are available, and the result is the same."
+    if wall / workers_here < SHORT_STEP_SECONDS:
+        return (
+            "Raise --worker-batch while accuracy allows: in passes this short much is the fixed cost of each operation "
+            "(`scalewise measure` shows both)."
+        )
+    tries = ["--compile"] if not setting.compiled else []
+    tries += ["--layout channels_last"] if has_convolutions and setting.layout != "channels_last" else []
+    tries += ["--precision bf16"] if setting.device == "cuda" and setting.precision != "bf16" else []
+    more = "more workers on more or faster devices"
+    return (
+        f"Use {', or '.join(tries)}, if that is faster here; else {more}." if tries else f"Only {more} make it faster."
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    """A duration with three digits."""
+    return f"{float(f'{1e3 * seconds:.3g}'):g} ms"
