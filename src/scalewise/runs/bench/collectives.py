@@ -87,16 +87,11 @@ class Exchanging:
         def perform(case: Case) -> Timed:
             key = case.name, case.bytes
             if key not in ready:
-                ready[key] = EXCHANGES[case.name](team, case.bytes)
+                ready[key] = _exchange(case.name, team, case.bytes)
             exchange = ready[key]
             exchange.run()  # caches are cold after another case
             team.barrier()
-
-            def repeat() -> None:
-                for _ in range(case.times):
-                    exchange.run()
-
-            return Timed(exchange.bytes, timed(repeat, team.device) / case.times)
+            return Timed(exchange.bytes, timed(exchange.run, team.device, case.times))
 
         yield perform
 
@@ -221,14 +216,14 @@ def _check_profile(profile: Path | None) -> None:
 
 def measure_collectives(
     processes: Sequence[int],
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int],
     *,
+    seconds: float,
+    device: DeviceName,
+    source: str,
+    notify: Notify,
     hosts: int | None = None,
     rate: str | None = None,
-    seconds: float = SECONDS,
-    device: DeviceName = "cpu",
-    source: str = SOURCE,
-    notify: Notify = silent,
 ) -> CollectivesReport:
     """Time every collective in interleaved rounds, and fit what it costs; nothing is checked or stored."""
     machine = topology()
@@ -244,28 +239,7 @@ def measure_collectives(
             for count, job in jobs.items():
                 for case in cases[count]:
                     found.setdefault((count, case.name, case.bytes), []).append(_slowest(job, case))
-    return _report(found, machine, hosts, rate, device, source)
-
-
-def _slowest(job: Job[Case, Timed], case: Case) -> Timed:
-    return max(job.ask(case), key=lambda timed: timed.seconds)
-
-
-def _calibrated(job: Job[Case, Timed], name: str, size: int) -> Case:
-    """Repeated until a round has its length."""
-    first = _slowest(job, Case(name, size, 1))
-    return Case(name, size, min(MOST_TIMES, max(1, round(ROUND_SECONDS / first.seconds))))
-
-
-def _report(
-    found: dict[tuple[int, str, int], list[Timed]],
-    machine: Topology,
-    hosts: int | None,
-    rate: str | None,
-    device: str,
-    source: str,
-) -> CollectivesReport:
-    counts = sorted({count for count, _, _ in found})
+    counts = sorted(processes)
     fitting = tuple(count for count in counts if count <= machine.cores) or tuple(counts)
     link = _fit_link({key: timed for key, timed in found.items() if key[0] in fitting})
     bandwidth = link.unit_seconds.inverse()
@@ -285,8 +259,17 @@ def _report(
     )
 
 
-def _row(processes: int, name: str, timed: Sequence[Timed]) -> Row:
+def _slowest(job: Job[Case, Timed], case: Case) -> Timed:
+    return max(job.ask(case), key=lambda timed: timed.seconds)
 
+
+def _calibrated(job: Job[Case, Timed], name: str, size: int) -> Case:
+    """Repeated until a round has its length."""
+    first = _slowest(job, Case(name, size, 1))
+    return Case(name, size, min(MOST_TIMES, max(1, round(ROUND_SECONDS / first.seconds))))
+
+
+def _row(processes: int, name: str, timed: Sequence[Timed]) -> Row:
     seconds = [one.seconds for one in timed]
     middle = statistics.median(seconds)
     speed = timed[0].bytes / middle
@@ -295,7 +278,6 @@ def _row(processes: int, name: str, timed: Sequence[Timed]) -> Row:
 
 
 def _line(found: dict[tuple[int, str, int], list[Timed]], processes: int, name: str) -> Line:
-
     own = [timed for key, timed in found.items() if key[:2] == (processes, name)]
     cost = fit([1.0] * len(own), [timed[0].bytes for timed in own], _seconds(own))
     factor = bus_factor(name, processes)
@@ -326,48 +308,27 @@ class Exchange:
     run: Callable[[], object]
 
 
-def _buffer(team: Team, size: int) -> Tensor:
-    """At least `size` bytes, in equal parts for the processes."""
+def _exchange(name: str, team: Team, size: int) -> Exchange:
+    """A collective on at least `size` bytes, in equal parts for the processes."""
     part = max(1, -(-size // (ELEMENT_BYTES * team.size)))
-    return torch.zeros(part * team.size, device=team.device)
-
-
-def _exchange(buffer: Tensor, run: Callable[[], object]) -> Exchange:
-    return Exchange(buffer.numel() * ELEMENT_BYTES, run)
-
-
-def _all_reduce(team: Team, size: int) -> Exchange:
-    buffer = _buffer(team, size)
-    return _exchange(buffer, lambda: dist.all_reduce(buffer))
-
-
-def _all_gather(team: Team, size: int) -> Exchange:
-    whole = _buffer(team, size)
+    whole = torch.zeros(part * team.size, device=team.device)
+    if name == "ordered":
+        return _ordered(team, whole)
     mine = whole.chunk(team.size)[team.rank].clone()
-    return _exchange(whole, lambda: all_gather(whole, mine).wait())
-
-
-def _reduce_scatter(team: Team, size: int) -> Exchange:
-    whole = _buffer(team, size)
-    mine = whole.chunk(team.size)[team.rank].clone()
+    incoming = torch.empty_like(whole)
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name before torch 2.13
-    return _exchange(whole, lambda: scatter(mine, whole))
+    runs: dict[str, Callable[[], object]] = {
+        "all-reduce": lambda: dist.all_reduce(whole),
+        "all-gather": lambda: all_gather(whole, mine).wait(),
+        "reduce-scatter": lambda: scatter(mine, whole),
+        "all-to-all": lambda: dist.all_to_all_single(incoming, whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+    }
+    return Exchange(whole.nbytes, runs[name])
 
 
-def _all_to_all(team: Team, size: int) -> Exchange:
-    outgoing = _buffer(team, size)
-    incoming = torch.empty_like(outgoing)
-    return _exchange(outgoing, lambda: dist.all_to_all_single(incoming, outgoing))
-
-
-def _broadcast(team: Team, size: int) -> Exchange:
-    buffer = _buffer(team, size)
-    return _exchange(buffer, lambda: dist.broadcast(buffer, 0))
-
-
-def _ordered(team: Team, size: int) -> Exchange:
+def _ordered(team: Team, gradient: Tensor) -> Exchange:
     """The engine's own reduction of a gradient, one worker per process; its flat vector has whole chunks."""
-    gradient = _buffer(team, size)
     layout = FlatLayout({"gradient": gradient}, {}, team.size)
     _, reduction = reductions.build(Placement(), layout, team, team.size)
 
@@ -377,16 +338,6 @@ def _ordered(team: Team, size: int) -> Exchange:
         reduction.finish(lambda stretch, start: None)
 
     return Exchange(layout.size * ELEMENT_BYTES, run)
-
-
-EXCHANGES: dict[str, Callable[[Team, int], Exchange]] = {
-    "all-reduce": _all_reduce,
-    "all-gather": _all_gather,
-    "reduce-scatter": _reduce_scatter,
-    "all-to-all": _all_to_all,
-    "broadcast": _broadcast,
-    "ordered": _ordered,
-}
 
 
 def bus_factor(name: str, processes: int) -> float:

@@ -122,7 +122,11 @@ def _measured(quick: bool, notify: Notify) -> DevicesReport:
     found = places()
     seconds = QUICK_SECONDS if quick else SECONDS
     notify("devices: the fastest matrix product of each")
-    products = {place: _product_peak(place, QUICK_PEAK_SECONDS if quick else PEAK_SECONDS) for place in found}
+    products = {}
+    for place in found:
+        with place.used() as device:
+            peak_seconds = QUICK_PEAK_SECONDS if quick else PEAK_SECONDS
+            products[place] = matrix_product_peak(device, torch.float32, peak_seconds)
     timings = _timings(found, seconds, notify)
     fastest = {
         place: max(products[place], _most(timings, place, lambda operation, size: operation.flops(size)))
@@ -137,11 +141,6 @@ def _measured(quick: bool, notify: Notify) -> DevicesReport:
         missing=tuple(missing(found)),
         topology=machine,
     )
-
-
-def _product_peak(place: Place, seconds: float) -> float:
-    with place.used() as device:
-        return matrix_product_peak(device, torch.float32, seconds)
 
 
 def _timings(found: Sequence[Place], limit: float, notify: Notify) -> dict[Key, list[float]]:
@@ -161,7 +160,10 @@ def _timings(found: Sequence[Place], limit: float, notify: Notify) -> dict[Key, 
         notify(f"devices: operations, round {number + 1}")
         for key in times:
             place, operation, size = key
-            seconds[key].append(_mean_seconds(ready[place.device, operation.name, size], place, times[key]))
+            run = ready[place.device, operation.name, size]
+            with place.used() as device:
+                run()  # threads and caches wake up
+                seconds[key].append(timed(run, device, times[key]))
     return seconds
 
 
@@ -171,16 +173,6 @@ def _keys(found: Sequence[Place]) -> list[Key]:
     own = [(place, operation, size) for operation in OPERATIONS for size in operation.sizes for place in found]
     carried = [(place, copy, size) for copy in TRANSFERS for size in copy.sizes for place in accelerators]
     return own + carried
-
-
-def _mean_seconds(run: Run, place: Place, times: int) -> float:
-    def repeat() -> None:
-        for _ in range(times):
-            run()
-
-    with place.used() as device:
-        run()  # threads and caches wake up
-        return timed(repeat, device) / times
 
 
 def _most(timings: dict[Key, list[float]], place: Place, amount: Callable[[Operation, int], int]) -> float:

@@ -46,13 +46,6 @@ MOST_MULTIPLE = 4
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Steps to take and time."""
-
-    steps: int
-
-
-@dataclass(frozen=True)
 class Took:
     """What one process's steps took: in all, waited for the others in each step, and waited for samples."""
 
@@ -73,8 +66,8 @@ class TrainingWork:
     placement: Placement
 
     @contextmanager
-    def opened(self, team: Team) -> Iterator[Callable[[Turn], Took]]:
-        """A training that continues from turn to turn."""
+    def opened(self, team: Team) -> Iterator[Callable[[int], Took]]:
+        """A training that takes and times N more steps whenever it is asked."""
         from scalewise.engine.loop import Training
         from scalewise.engine.parallel.data import DataParallel
 
@@ -93,7 +86,7 @@ class TrainingWork:
                     waits.append(strategy.exchange_seconds - before)
                 return waits
 
-            yield lambda turn: _timed_steps(training, turn.steps, advance)
+            yield lambda steps: _timed_steps(training, steps, advance)
 
 
 def _timed_steps(training: Training, steps: int, advance: Callable[[int], list[float]]) -> Took:
@@ -236,71 +229,53 @@ def scaling(
         trained = loaded.task.recipe.replace(**recipe, threads=threads)
         chosen = chosen_device(device, max(counts))
         placement = Placement(device=chosen, reduce=reduce, shard_optimizer=shard_optimizer, loaders=loaders)
-        work = TrainingWork(loaded.spec, tuple(loaded.settings), data, trained, placement)
-        return stored(_measured(work, loaded.task.name, counts, mode, spread, hosts, rate, seconds, notify), out)
+        machine = topology()
+        recipes = {count: recipe_for(trained, mode, count, spread) for count in counts}
+        works = {
+            count: TrainingWork(loaded.spec, tuple(loaded.settings), data, own, placement)
+            for count, own in recipes.items()
+        }
+        starts = {count: Start(work, count, threads, chosen) for count, work in works.items()}
+        with interleaved(starts, hosts, rate) as jobs:
+            steps, taken = _timed_rounds(jobs, seconds, notify)
+        rows = _rows(taken, recipes, steps)
+        same = len({row.weights_sha256 for row in rows}) == 1 if mode == "strong" else None
+        report = ScalingReport(loaded.task.name, mode, rows, same, reduce, chosen, hosts, rate, machine)
+        return stored(report, out)
 
 
-def _measured(
-    work: TrainingWork,
-    name: str,
-    processes: Sequence[int],
-    mode: Mode,
-    workers: int,
-    hosts: int | None,
-    rate: str | None,
-    seconds: float,
-    notify: Notify,
-) -> ScalingReport:
-    """Train on each number of processes, from the fewest to the most; `workers` in all, or of each process."""
-    machine = topology()
-    recipes = {count: recipe_for(work.recipe, mode, count, workers) for count in processes}
-    threads = work.recipe.threads or 1
-    starts = {
-        count: Start(dataclasses.replace(work, recipe=recipe), count, threads, work.placement.device)
-        for count, recipe in recipes.items()
-    }
-    notify(f"scaling: starting {', '.join(map(str, processes))} processes")
-    with interleaved(starts, hosts, rate) as jobs:
-        steps = _calibrated(jobs, notify)
-        taken: dict[int, list[list[Took]]] = {count: [] for count in processes}
-        for number in rounds(MOST_ROUNDS, seconds):
-            notify(f"scaling: round {number + 1}, {steps} steps each")
-            first = number % len(processes)  # none is always first
-            for count in [*processes[first:], *processes[:first]]:
-                taken[count].append(jobs[count].ask(Turn(steps)))
-    rows = _rows(taken, recipes, steps)
-    digests = {row.weights_sha256 for row in rows}
-    return ScalingReport(
-        task=name,
-        mode=mode,
-        rows=rows,
-        same_weights=len(digests) == 1 if mode == "strong" else None,
-        reduce=work.placement.reduce,
-        device=work.placement.device,
-        hosts=hosts,
-        rate=rate,
-        topology=machine,
-    )
+def _timed_rounds(
+    jobs: dict[int, Job[int, Took]], seconds: float, notify: Notify
+) -> tuple[int, dict[int, list[list[Took]]]]:
+    """The steps of a round, and what each process took in each, by the number of processes."""
+    counts = [*jobs]
+    notify(f"scaling: starting {', '.join(map(str, counts))} processes")
+    steps = _calibrated(jobs, notify)
+    taken: dict[int, list[list[Took]]] = {count: [] for count in counts}
+    for number in rounds(MOST_ROUNDS, seconds):
+        notify(f"scaling: round {number + 1}, {steps} steps each")
+        first = number % len(counts)  # none is always first
+        for count in [*counts[first:], *counts[:first]]:
+            taken[count].append(jobs[count].ask(steps))
+    return steps, taken
 
 
-def _calibrated(jobs: dict[int, Job[Turn, Took]], notify: Notify) -> int:
+def _calibrated(jobs: dict[int, Job[int, Took]], notify: Notify) -> int:
     """Steps of a round, the same for all: all jobs take the same first ones, so that their trainings stay level."""
     first = []
     for count, job in jobs.items():
         notify(f"scaling: first steps on {count} process{'' if count == 1 else 'es'}")
-        first.append(max(took.seconds for took in job.ask(Turn(LEAST_STEPS))) / LEAST_STEPS)
+        first.append(max(took.seconds for took in job.ask(LEAST_STEPS)) / LEAST_STEPS)
     return max(LEAST_STEPS, round(ROUND_SECONDS / max(first)))
 
 
 def _rows(taken: dict[int, list[list[Took]]], recipes: dict[int, Recipe], steps: int) -> tuple[Row, ...]:
-    base = min(taken)
     parts = {count: [_parts(took, steps) for took in rounds] for count, rounds in taken.items()}
     rates = {
         count: [recipes[count].global_batch / one.step_seconds for one in rounds] for count, rounds in parts.items()
     }
     return tuple(
-        _row(recipes[count], count, base, parts, rates, taken[count][-1][0].weights_sha256, steps)
-        for count in sorted(taken)
+        _row(recipes[count], count, parts, rates, taken[count][-1][0].weights_sha256, steps) for count in sorted(taken)
     )
 
 
@@ -313,12 +288,12 @@ def _parts(took: Sequence[Took], steps: int) -> Parts:
 def _row(
     recipe: Recipe,
     count: int,
-    base: int,
     parts: dict[int, list[Parts]],
     rates: dict[int, list[float]],
     digest: str | None,
     steps: int,
 ) -> Row:
+    base = min(parts)
     own, first = medians(parts[count]), medians(parts[base])
     efficiencies = efficiency_rounds(rates, count, base)
     efficiency = statistics.median(efficiencies)

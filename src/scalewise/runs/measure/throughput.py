@@ -159,13 +159,14 @@ def _attention_backward_operations(
     return int(sdpa_backward_flop_count(gradient, query, key, value))
 
 
-def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds until the work is done, also on a device that answers before it is."""
+def timed(work: Callable[[], object], device: torch.device, times: int = 1) -> float:
+    """Mean seconds until the work is done, also on a device that answers before it is."""
     _finish(device)
     began = time.perf_counter()
-    work()
+    for _ in range(times):
+        work()
     _finish(device)
-    return time.perf_counter() - began
+    return (time.perf_counter() - began) / times
 
 
 def _shortest(work: Callable[[], object], device: torch.device) -> float:
