@@ -23,7 +23,7 @@ from cases import Case
 from own_process import apart
 from report import Conditions, Table, conditions, to_markdown, write
 from rounds import Contestant, Measured, Work, interleave, noting, pooled
-from scalewise.runs.bench import hosts
+from scalewise.runs.bench import common
 
 RATE = "1gbit"
 SETS = 2
@@ -100,7 +100,7 @@ def two_processes(options: Options) -> Iterator[Table]:
 def link(options: Options) -> Iterator[Table]:
     title = f"Exact against allreduce over a link of {RATE}"
     note = "Two workers, each process on a host of its own: network namespaces, limited by `tc tbf` in each direction."
-    reason = hosts.reason_unavailable()
+    reason = common.reason_unavailable()
     if reason is not None:
         yield Table(title, note, two.ALLREDUCE, two.WHAT, {}, skipped=reason)
         return

@@ -96,10 +96,7 @@ def test_segments_belong_to_the_innermost_span():
         (inner, 1, 2),
         (outer, 2, 3),
     ]
-    assert [(span.label, span.start, span.stop, span.depth) for span in spans(lane.events)] == [
-        (outer, 0, 3, 0),
-        (inner, 1, 2, 1),
-    ]
+    assert [(span.label, span.start, span.stop) for span in spans(lane.events)] == [(outer, 0, 3), (inner, 1, 2)]
     assert recorder.take()[0].events == []
 
 

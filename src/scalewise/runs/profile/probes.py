@@ -30,11 +30,10 @@ from scalewise.engine.data.samples import Augmented, DatasetSamples, Samples, Su
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.data import DataParallel
 from scalewise.engine.parallel.workers import Workers
-from scalewise.runs.profile.spans import AFTER_THE_MODEL, Clock, Label, Layers, Recorder, Segment, segments
+from scalewise.runs.profile.spans import AFTER_THE_MODEL, HIDDEN, Clock, Label, Layers, Recorder, Segment, segments
 from scalewise.tasks.task import Batch, Loss, MeanLoss
 
 BACKWARD = Label("backward"), Label("backward", AFTER_THE_MODEL)
-TURN = Label("", hidden=True)
 
 
 class Probes:
@@ -57,7 +56,8 @@ class Probes:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """The context in which everything is recorded."""
-        with ExitStack() as stack, self.collectives.recorded():
+        with ExitStack() as stack:
+            self.collectives.install(stack)
             self._recorder.on = True
             stack.callback(setattr, self._recorder, "on", False)
             self.layers.install()
@@ -117,7 +117,7 @@ class Probes:
         lockstep = self._strategy._lockstep
         if lockstep is None:
             return
-        wait = self._recorder.around(TURN, lockstep._wait_for_turn)
+        wait = self._recorder.around(HIDDEN, lockstep._wait_for_turn)
 
         def wait_in_own_lane() -> None:
             self._recorder.own_lane("turns")
@@ -209,18 +209,11 @@ class Collectives:
         self._flights = [flight for flight in self._flights if flight.stop is None]
         return ended
 
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """The context in which every operation of torch.distributed is recorded."""
-        names = [name for name in (*COLLECTIVES, *BETWEEN_TWO) if hasattr(dist, name)]
-        before = {name: getattr(dist, name) for name in names}
-        for name, function in before.items():
-            setattr(dist, name, self._recorded(name, function))
-        try:
-            yield
-        finally:
-            for name, function in before.items():
-                setattr(dist, name, function)
+    def install(self, stack: ExitStack) -> None:
+        """Record every operation of torch.distributed until the stack closes."""
+        for name in (*COLLECTIVES, *BETWEEN_TWO):
+            if hasattr(dist, name):
+                _replace(stack, dist, name, self._recorded(name, getattr(dist, name)))
 
     def _recorded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

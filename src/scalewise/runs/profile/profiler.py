@@ -32,7 +32,7 @@ from scalewise.records import save_document, write_atomically
 from scalewise.runs.processes import Progress, ask
 from scalewise.runs.profile import times
 from scalewise.runs.profile.result import LoaderRow, Overhead, ProcessRow, Profile, Setting, verdict
-from scalewise.runs.profile.session import Recording, Times, observe, usage
+from scalewise.runs.profile.session import Recording, observe, usage
 from scalewise.runs.profile.times import trace
 from scalewise.runs.request import Notify, Settings, compilable, load_subject, silent
 from scalewise.stats.interval import median_interval
@@ -194,38 +194,23 @@ def _process_row(recording: Recording, chosen: Sequence[int]) -> ProcessRow:
         phases=phases,
         communication=times.communication(steps),
         usage=usage(recording.usage_samples),
-        loaders=tuple(_loader_rows(recording)),
+        loaders=tuple(LoaderRow(loader.number, times.busy_share(loader, recording)) for loader in recording.loaders),
     )
-
-
-def _loader_rows(recording: Recording) -> list[LoaderRow]:
-    total = sum(stop - start for start, stop in recording.intervals)
-    return [
-        LoaderRow(
-            loader.number,
-            sum(piece.seconds for start, stop in recording.intervals for piece in loader.between(start, stop)) / total,
-        )
-        for loader in recording.loaders
-    ]
 
 
 def _overhead(recordings: Sequence[Recording]) -> Overhead:
     """Rounds of the first process: the others take the same steps."""
-    rounds = [*zip(recordings[0].profiled, recordings[0].plain, strict=True)]
-    wall = [(_median(profiled, 0), _median(plain, 0)) for profiled, plain in rounds]
-    processor = [(_median(profiled, 1), _median(plain, 1)) for profiled, plain in rounds]
-    ratios = [profiled / plain - 1 for profiled, plain in wall]
+    both = (recordings[0].profiled, recordings[0].plain)
+    walls = [[statistics.median(step.seconds for step in one) for one in rounds] for rounds in both]
+    processor = [[statistics.median(step.processor_seconds for step in one) for one in rounds] for rounds in both]
+    ratios = [profiled / plain - 1 for profiled, plain in zip(*walls, strict=True)]
     low, high = median_interval(ratios)
     return Overhead(
         share=statistics.median(ratios),
         low=low,
         high=high,
-        processor_share=statistics.median(profiled / plain - 1 for profiled, plain in processor),
+        processor_share=statistics.median(profiled / plain - 1 for profiled, plain in zip(*processor, strict=True)),
         rounds=len(ratios),
-        profiled_seconds=statistics.median(profiled for profiled, _ in wall),
-        plain_seconds=statistics.median(plain for _, plain in wall),
+        profiled_seconds=statistics.median(walls[0]),
+        plain_seconds=statistics.median(walls[1]),
     )
-
-
-def _median(round_times: Times, column: int) -> float:
-    return statistics.median(times[column] for times in round_times)

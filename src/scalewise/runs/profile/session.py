@@ -5,6 +5,7 @@ A thread samples the processor time and the memory of this process while the pro
 
 from __future__ import annotations
 
+import functools
 import itertools
 import platform
 import statistics
@@ -26,7 +27,6 @@ from scalewise.runs.profile.probes import Flight, Loader, Probes, device_clock, 
 from scalewise.runs.profile.result import Point, Usage
 from scalewise.runs.profile.spans import Lane, Recorder
 
-Times = list[tuple[float, float]]  # (wall, processor) seconds of steps
 WARM_UP_STEPS = 3
 ROUNDS, FEWEST_ROUNDS = 10, 3  # of each kind
 ROUND_SECONDS = 0.25
@@ -55,19 +55,23 @@ class StepRecording:
 class Recording:
     """Everything that one process recorded.
 
-    profiled, plain: wall and processor seconds of the steps of each round, with the profiler and without.
-    intervals, usage_samples: from when to when each round with the profiler went, and what the machine did in it.
+    kinds: the class of every layer.
+    profiled, plain: the steps of each round, with the profiler and without.
+    usage_samples: what the machine did in each round with the profiler.
     """
 
     process: int
     host: str
-    steps: list[StepRecording] = field(default_factory=list)
-    profiled: list[Times] = field(default_factory=list)
-    plain: list[Times] = field(default_factory=list)
-    intervals: list[tuple[float, float]] = field(default_factory=list)
-    loaders: list[Loader] = field(default_factory=list)
+    kinds: dict[str, str]
+    profiled: list[list[StepRecording]] = field(default_factory=list)
+    plain: list[list[StepRecording]] = field(default_factory=list)
     usage_samples: list[list[UsageSample]] = field(default_factory=list)
-    kinds: dict[str, str] = field(default_factory=dict)
+    loaders: list[Loader] = field(default_factory=list)
+
+    @functools.cached_property
+    def steps(self) -> list[StepRecording]:
+        """All steps with the profiler."""
+        return [step for one in self.profiled for step in one]
 
 
 def observe(training: Training, steps: int | None) -> Generator[str, None, Recording]:
@@ -81,18 +85,25 @@ def observe(training: Training, steps: int | None) -> Generator[str, None, Recor
     with tempfile.TemporaryDirectory(prefix="scalewise-") as folder:
         recorder = Recorder(device_clock(device, time.perf_counter))
         probes = Probes(training, recorder, Path(folder))
-        recording = Recording(training.team.rank, platform.node(), kinds=probes.layers.kinds())
-        stepper = _Stepper(training, recorder, probes)
+        recording = Recording(training.team.rank, platform.node(), probes.layers.kinds())
+        step = functools.partial(_next_step, training, training.records(), recorder, probes)
         with probes.installed():  # and loader processes begin with the recorder on
-            warm = [stepper.step().seconds for _ in range(WARM_UP_STEPS + probes.batches_ahead)]
+            warm = [step().seconds for _ in range(WARM_UP_STEPS + probes.batches_ahead)]
         step_seconds = statistics.median(warm[-WARM_UP_STEPS:])
-        rounds, count = _agreed(training, *_plan(step_seconds, steps))
+        agreed = [*_plan(step_seconds, steps)]
+        if training.team.size > 1:
+            dist.broadcast_object_list(agreed, 0)
+        rounds, count = agreed
         expected = 2 * rounds * count * step_seconds
         yield (f"{rounds} rounds of {count} steps with the profiler and {count} without, about {expected:.0f} s")
         for number in range(rounds):
-            kinds = (_plain_round, _profiled_round)
-            for kind in kinds if number % 2 else reversed(kinds):  # none is always first
-                kind(stepper, recording, count)
+            for profiles in (False, True) if number % 2 else (True, False):  # none is always first
+                if not profiles:
+                    recording.plain.append([step() for _ in range(count)])
+                    continue
+                with probes.installed(), sampling(device) as usage_samples:
+                    recording.profiled.append([step() for _ in range(count)])
+                recording.usage_samples.append(usage_samples)
         training.strategy.feed.close()
         recording.loaders.extend(read_loaders(Path(folder)))
     return recording
@@ -108,52 +119,16 @@ def _plan(step_seconds: float, steps: int | None) -> tuple[int, int]:
     return min(max(fitting, FEWEST_ROUNDS), ROUNDS), count
 
 
-def _agreed(training: Training, *numbers: int) -> list[int]:
-    """The first process's numbers, on all of them."""
-    agreed = list(numbers)
-    if training.team.size > 1:
-        dist.broadcast_object_list(agreed, 0)
-    return agreed
-
-
-class _Stepper:
-    """Step after step of a training."""
-
-    def __init__(self, training: Training, recorder: Recorder, probes: Probes) -> None:
-        self.training, self.probes = training, probes
-        self._recorder = recorder
-        self._records: Iterator[Record] = training.records()
-
-    def step(self) -> StepRecording:
-        """The next step; what happens between steps, as at an epoch's end, is left out."""
-        progress = self.training.progress
-        while True:
-            self._recorder.take()
-            before, processor, start = progress.step, time.process_time(), self._recorder.clock()
-            record = next(self._records)
-            stop, used = self._recorder.clock(), time.process_time() - processor
-            if isinstance(record, Step) and progress.step == before + 1:  # the first record covers two steps
-                return StepRecording(
-                    progress.step, start, stop, used, self._recorder.take(), self.probes.collectives.take()
-                )
-
-
-def _plain_round(stepper: _Stepper, recording: Recording, count: int) -> None:
-    recording.plain.append(_times([stepper.step() for _ in range(count)]))
-
-
-def _profiled_round(stepper: _Stepper, recording: Recording, count: int) -> None:
-    with stepper.probes.installed(), sampling(stepper.training.team.device) as usage_samples:
-        began = time.perf_counter()
-        steps = [stepper.step() for _ in range(count)]
-        recording.intervals.append((began, time.perf_counter()))
-    recording.steps.extend(steps)
-    recording.usage_samples.append(usage_samples)
-    recording.profiled.append(_times(steps))
-
-
-def _times(steps: list[StepRecording]) -> Times:
-    return [(step.seconds, step.processor_seconds) for step in steps]
+def _next_step(training: Training, records: Iterator[Record], recorder: Recorder, probes: Probes) -> StepRecording:
+    """The next step; what happens between steps, as at an epoch's end, is left out."""
+    progress = training.progress
+    while True:
+        recorder.take()
+        before, processor, start = progress.step, time.process_time(), recorder.clock()
+        record = next(records)
+        stop, used = recorder.clock(), time.process_time() - processor
+        if isinstance(record, Step) and progress.step == before + 1:  # the first record covers two steps
+            return StepRecording(progress.step, start, stop, used, recorder.take(), probes.collectives.take())
 
 
 SAMPLING_SECONDS = 0.1
@@ -182,12 +157,8 @@ def sample(device: torch.device) -> UsageSample:
     """Sample the process and its device now."""
     on_device = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
     own = held().own if STATUS.is_file() else 0
-    return UsageSample(time.perf_counter(), time.process_time(), _queued(), own, on_device, _gpu_share(device))
-
-
-def _queued() -> float:
-    """The second number of schedstat: nanoseconds on a run queue."""
-    return int(SCHEDULER.read_text().split()[1]) / 1e9 if SCHEDULER.is_file() else 0.0
+    queued = int(SCHEDULER.read_text().split()[1]) if SCHEDULER.is_file() else 0  # nanoseconds on a run queue
+    return UsageSample(time.perf_counter(), time.process_time(), queued / 1e9, own, on_device, _gpu_share(device))
 
 
 def _gpu_share(device: torch.device) -> float | None:

@@ -45,19 +45,12 @@ class Label:
     hidden: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A closed span; those within it are deeper."""
-
-    label: Label
-    start: float
-    stop: float
-    depth: int
+HIDDEN = Label("", hidden=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of time that belongs to one span alone: to the innermost one."""
+    """A stretch of time: a whole span, or the part of it that belongs to no span within it."""
 
     label: Label
     start: float
@@ -152,9 +145,9 @@ def _closed(events: list[Event]) -> int:
     return closed
 
 
-def spans(events: Iterable[Event]) -> list[Span]:
+def spans(events: Iterable[Event]) -> list[Segment]:
     """The closed spans of a lane, in the order in which they opened."""
-    found: list[Span | None] = []
+    found: list[Segment | None] = []
     stack: list[tuple[int, float, Label]] = []
     for when, label in events:
         if label is not END:
@@ -162,7 +155,7 @@ def spans(events: Iterable[Event]) -> list[Span]:
             found.append(None)
         elif stack:  # else it was opened before recording began
             place, start, opened = stack.pop()
-            found[place] = Span(opened, start, when, len(stack))
+            found[place] = Segment(opened, start, when)
     return [span for span in found if span is not None]
 
 
@@ -173,7 +166,9 @@ def segments(events: Iterable[Event]) -> list[Segment]:
     since = 0.0
     for when, label in events:
         if stack and when > since:
-            _append(found, Segment(stack[-1], since, when))
+            if found and found[-1].label == stack[-1] and found[-1].stop == since:
+                since = found.pop().start
+            found.append(Segment(stack[-1], since, when))
         if label is not END:
             stack.append(label)
         elif stack:
@@ -182,14 +177,6 @@ def segments(events: Iterable[Event]) -> list[Segment]:
     return found
 
 
-def _append(found: list[Segment], segment: Segment) -> None:
-    if found and found[-1].label == segment.label and found[-1].stop == segment.start:
-        found[-1] = Segment(segment.label, found[-1].start, segment.stop)
-    else:
-        found.append(segment)
-
-
-BOOKKEEPING = Label("", hidden=True)
 AFTER_THE_MODEL = "(loss)"  # no module can have this name
 Mark = tuple[int, str]  # autograd's next number, and the layer that makes nodes from there on
 
@@ -249,7 +236,7 @@ class Layers:
         marks, self._pass.marks = self._pass.marks, []
         if loss.grad_fn is None:
             return
-        self._recorder.open(BOOKKEEPING)
+        self._recorder.open(HIDDEN)
         before = AFTER_THE_MODEL
         for number, node in _from_the_end(loss.grad_fn):
             layer = _layer_of(number, marks)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from scalewise.runs.profile.probes import Loader
 from scalewise.runs.profile.result import OTHER, PHASES, Communication, InFlight, LayerRow, PhaseRow, Piece
 from scalewise.runs.profile.session import Recording, StepRecording
 from scalewise.runs.profile.spans import Label, Segment, segments, spans
@@ -87,6 +88,12 @@ def beside_steps(recording: Recording) -> Seconds:
             for piece in segments(lane.events) if lane.kind == "beside" else ():
                 found[piece.label.phase] += piece.seconds / len(recording.steps)
     return found
+
+
+def busy_share(loader: Loader, recording: Recording) -> float:
+    """The part of the profiled rounds in which a loader process read."""
+    rounds = [(steps[0].start, steps[-1].stop) for steps in recording.profiled]
+    return sum(piece.seconds for ends in rounds for piece in loader.between(*ends)) / _length(rounds)
 
 
 def _batches_of(step: StepRecording) -> int:
@@ -252,22 +259,17 @@ def trace(processes: Sequence[Recording]) -> dict[str, Any]:
     events: list[TraceEvent] = []
     for recording in processes:
         zero = begin if one_clock else recording.steps[0].start
-        events += _names(recording)
-        events += _of_process(recording, zero)
+        own = [*_names(recording), *_of_process(recording, zero)]
+        events += [{**event, "pid": recording.process} for event in own]
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
 def _names(recording: Recording) -> Iterator[TraceEvent]:
     threads = {STEP_THREAD: "step", BESIDE_THREAD: "reading ahead"}
     threads |= {LOADER_THREADS + loader.number: f"loader {loader.number}" for loader in recording.loaders}
-    yield {
-        "ph": "M",
-        "name": "process_name",
-        "pid": recording.process,
-        "args": {"name": f"process {recording.process}"},
-    }
+    yield {"ph": "M", "name": "process_name", "args": {"name": f"process {recording.process}"}}
     for thread, name in threads.items():
-        yield {"ph": "M", "name": "thread_name", "pid": recording.process, "tid": thread, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_name", "tid": thread, "args": {"name": name}}
 
 
 def _of_process(recording: Recording, zero: float) -> list[TraceEvent]:
@@ -278,34 +280,24 @@ def _of_process(recording: Recording, zero: float) -> list[TraceEvent]:
         if len(events) > MOST_EVENTS:
             break
         until = step.stop
-        events.append(_complete(recording.process, STEP_THREAD, f"step {step.number}", step.start, step.stop, zero))
+        events.append(_complete(STEP_THREAD, f"step {step.number}", step.start, step.stop, zero))
         for thread, lane in enumerate(step.lanes):
             row = BESIDE_THREAD if lane.kind == "beside" else STEP_THREAD + thread
-            events += [
-                _complete(recording.process, row, _name(span.label), span.start, span.stop, zero, _details(span.label))
-                for span in spans(lane.events)
-            ]
+            for span in spans(lane.events):
+                details = {name: getattr(span.label, name) for name in ("phase", "layer", "waits")}
+                events.append(_complete(row, _name(span.label), span.start, span.stop, zero, details))
         for flight in step.flights:
             assert flight.stop is not None
-            common = {
-                "cat": "communication",
-                "id": len(events),
-                "name": flight.name,
-                "pid": recording.process,
-                "tid": 0,
-            }
+            common = {"cat": "communication", "id": len(events), "name": flight.name, "tid": STEP_THREAD}
             events += [
                 {"ph": phase, "ts": _nanoseconds(when, zero) / 1000, **common}
                 for phase, when in (("b", flight.start), ("e", flight.stop))
             ]
-    return events + list(_loaders(recording, zero, until)) + list(_counters(recording, zero, until))
-
-
-def _loaders(recording: Recording, zero: float, until: float) -> Iterator[TraceEvent]:
     for loader in recording.loaders:
+        thread = LOADER_THREADS + loader.number
         for piece in loader.between(zero, until):
-            thread = LOADER_THREADS + loader.number
-            yield _complete(recording.process, thread, piece.label.phase, piece.start, piece.stop, zero)
+            events.append(_complete(thread, piece.label.phase, piece.start, piece.stop, zero))
+    return [*events, *_counters(recording, zero, until)]
 
 
 def _counters(recording: Recording, zero: float, until: float) -> Iterator[TraceEvent]:
@@ -314,13 +306,7 @@ def _counters(recording: Recording, zero: float, until: float) -> Iterator[Trace
             values = {"memory": sample.memory_bytes / 1e6}
             if sample.device_bytes is not None:
                 values["device"] = sample.device_bytes / 1e6
-            yield {
-                "ph": "C",
-                "name": "memory (MB)",
-                "pid": recording.process,
-                "ts": _nanoseconds(sample.seconds, zero) / 1000,
-                "args": values,
-            }
+            yield {"ph": "C", "name": "memory (MB)", "ts": _nanoseconds(sample.seconds, zero) / 1000, "args": values}
 
 
 def _name(label: Label) -> str:
@@ -330,17 +316,12 @@ def _name(label: Label) -> str:
     return f"{name} (waiting)" if label.waits else name
 
 
-def _details(label: Label) -> dict[str, Any]:
-    return {"phase": label.phase, "layer": label.layer, "waits": label.waits}
-
-
 def _complete(
-    process: int, thread: int, name: str, start: float, stop: float, zero: float, details: dict[str, Any] | None = None
+    thread: int, name: str, start: float, stop: float, zero: float, details: dict[str, Any] | None = None
 ) -> TraceEvent:
     return {
         "ph": "X",
         "name": name,
-        "pid": process,
         "tid": thread,
         "ts": _nanoseconds(start, zero) / 1000,
         "dur": (_nanoseconds(stop, zero) - _nanoseconds(start, zero)) / 1000,
