@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +24,6 @@ Stage = Literal["start", "samples", "loss", "gradient", "update"]
 TIMES = ("seconds", "input_seconds", "samples_per_second")
 PLACES = ("processes", "cores", "job")  # on which the result does not depend
 MOST_STEPS_BACK = 3
-Again = Callable[[int], tuple[Replay, Replay]]
-Recomputed = tuple["Parting", tuple[Replay, Replay]]
 
 
 @dataclass(frozen=True)
@@ -83,25 +81,22 @@ class Bisection:
 
     runs: tuple[Path, Path]
     comparison: Comparison
-    recomputed: Recomputed | None
+    recomputed: tuple[Parting, tuple[Replay, Replay]] | None
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
         found = self.comparison
         parting, both = self.recomputed if self.recomputed is not None else (None, None)
-        located = parting is not None and parting.stage is not None
+        place = {"step": found.step, "worker": None, "tensor": found.checkpoint_tensor, "stage": None}
+        if parting is not None and parting.stage is not None:
+            place = asdict(parting)
+        fields = {name: [*pair] for name, pair in found.record_fields.items()}
         return {
             "runs": [str(run) for run in self.runs],
             "differ": found.differ,
-            "step": parting.step if parting is not None and located else found.step,
-            "worker": parting.worker if parting is not None else None,
-            "tensor": parting.tensor if parting is not None and located else found.checkpoint_tensor,
-            "stage": parting.stage if parting is not None else None,
+            **place,
             "compared_steps": found.compared_steps,
-            "record": {
-                "step": found.record_step,
-                "fields": {name: [*pair] for name, pair in found.record_fields.items()},
-            },
+            "record": {"step": found.record_step, "fields": fields},
             "checkpoints": {
                 "same": found.same_steps,
                 "different": found.checkpoint_step,
@@ -130,7 +125,6 @@ def bisect(
         left, right: the runs' folders.
         task: the runs' task, where it is code of your own: a folder is not trusted to name code to run.
         data: folder of the task's data files.
-        device: kind of device.
         recompute: compute the step in which they differ again.
         notify: receives what is being done.
     """
@@ -143,16 +137,15 @@ def bisect(
         recomputed = None
         if recompute and found.step is not None:
             tasks = [stored_task(recipe, task, data) for recipe in recipes]
-
-            def again(number: int) -> tuple[Replay, Replay]:
-                notify(f"computing step {number} of both runs again")
-                first, second = (
-                    replay.recompute(folder, recipe, one, number, device)
-                    for folder, recipe, one in zip(folders, recipes, tasks, strict=True)
+            for step in range(found.step, max(0, found.step - 1 - MOST_STEPS_BACK), -1):
+                notify(f"computing step {step} of both runs again")
+                one, other = (
+                    replay.recompute(folder, recipe, own, step, device)
+                    for folder, recipe, own in zip(folders, recipes, tasks, strict=True)
                 )
-                return first, second
-
-            recomputed = part(again, found.step)
+                recomputed = parting(one, other), (one, other)
+                if recomputed[0].stage != "start":  # else they differ before it already
+                    break
     return Bisection((left, right), found, recomputed)
 
 
@@ -163,18 +156,20 @@ def compare(left: RunFolder, right: RunFolder, recipes: tuple[RunRecipe, RunReci
     fields: dict[str, tuple[Any, Any]] = {}
     record_step = None
     for step in common:
-        fields = _different(records[0][step], records[1][step])
+        different = _differences(records[0][step], records[1][step])
+        fields = {name: different[name] for name in sorted(different) if name not in TIMES}
         if fields:
             record_step = step
             break
     same, checkpoint_step, tensor, problems = _checkpoints(left, right)
-    reasons = _reasons(left, right, recipes)
+    known = [_known(*pair) for pair in zip((left, right), recipes, strict=True)]
+    reasons = [Reason(what, *pair) for what, pair in _differences(*known).items()]
     return Comparison(len(common), record_step, fields, same, checkpoint_step, tensor, reasons, problems)
 
 
-def _different(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    names = [name for name in sorted(one.keys() | other.keys()) if name not in TIMES]
-    pairs = {name: (one.get(name), other.get(name)) for name in names}
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What two mappings hold otherwise, in the order of the left."""
+    pairs = {name: (one.get(name), other.get(name)) for name in (*one, *other)}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -196,53 +191,25 @@ def _checkpoints(left: RunFolder, right: RunFolder) -> tuple[list[int], int | No
     return same, None, None, problems
 
 
-def _reasons(left: RunFolder, right: RunFolder, recipes: tuple[RunRecipe, RunRecipe]) -> list[Reason]:
-    one, other = recipes
-    pairs: dict[str, tuple[Any, Any]] = {
-        "task": (one.task, other.task),
-        "settings": (sorted(one.settings), sorted(other.settings)),
-    }
-    pairs |= {"held out": (one.hold_out or one.recipe.selects, other.hold_out or other.recipe.selects)}
-    pairs |= {name: (getattr(one.recipe, name), getattr(other.recipe, name)) for name in Recipe.model_fields}
-    environments = [stored_environment(folder) or {} for folder in (left, right)]
-    names = [name for name in dict.fromkeys(itertools.chain(*environments)) if name not in PLACES]
-    pairs |= {name: (environments[0].get(name), environments[1].get(name)) for name in names if name != "task"}
-    facts = [_facts(environment) for environment in environments]
-    for what, name in (("training data", "data_sha256"), ("training samples", "samples")):
-        pairs[what] = (facts[0].get(name), facts[1].get(name))
-    pairs |= {"exact": (_exact(left), _exact(right))}
-    return [Reason(what, *pair) for what, pair in pairs.items() if pair[0] != pair[1]]
-
-
-def _facts(environment: dict[str, Any]) -> dict[str, Any]:
-    """What env.json says of the task, if it says anything."""
-    facts = environment.get("task")
-    return facts if isinstance(facts, dict) else {}
-
-
-def _exact(folder: RunFolder) -> Any:  # noqa: ANN401  (whatever result.json says)
+def _known(folder: RunFolder, run: RunRecipe) -> dict[str, Any]:
+    """What a run has stored that its result may depend on."""
+    environment = stored_environment(folder) or {}
+    facts = environment.pop("task", None)
+    data = facts if isinstance(facts, dict) else {}
     try:
         result = read_json(folder.result)
     except (OSError, ValueError):
-        return True
-    return result.get("exact", True) if isinstance(result, dict) else True
-
-
-def part(again: Again, step: int) -> tuple[Parting, tuple[Replay, Replay]]:
-    """Compute both runs again around a step, and go back from it while they differ before it already.
-
-    Arguments:
-        again: computes a step of both runs.
-        step: in which they were seen to differ.
-    """
-    both = again(step)
-    found = parting(*both)
-    for _ in range(MOST_STEPS_BACK):
-        if found.stage != "start" or found.step == 1:
-            break
-        both = again(found.step - 1)
-        found = parting(*both)
-    return found, both
+        result = None
+    return {
+        "task": run.task,
+        "settings": sorted(run.settings),
+        "held out": run.hold_out or run.recipe.selects,
+        **{name: getattr(run.recipe, name) for name in Recipe.model_fields},
+        **{name: value for name, value in environment.items() if name not in PLACES},
+        "training data": data.get("data_sha256"),
+        "training samples": data.get("samples"),
+        "exact": result.get("exact", True) if isinstance(result, dict) else True,
+    }
 
 
 def parting(left: Replay, right: Replay) -> Parting:
@@ -265,7 +232,6 @@ def parting(left: Replay, right: Replay) -> Parting:
     return Parting(step, None if tensor is None else "update", None, tensor)
 
 
-def _first(one: dict[str, str], other: dict[str, str]) -> str | None:
+def _first(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
     """The first name under which two hashes are not the same, in the order of the left."""
-    names = [*one, *(name for name in other if name not in one)]
-    return next((name for name in names if one.get(name) != other.get(name)), None)
+    return next(iter(_differences(one, other)), None)

@@ -48,8 +48,6 @@ def ask(
     Arguments:
         question, task, arguments: what every process runs.
         processes, threads: how many to start, each with N threads, unless this is a torchrun job; 1 is this process.
-        device: kind of device.
-        notify: receives what is being done.
     """
     if takes_part():
         with taking_part(device) as team:

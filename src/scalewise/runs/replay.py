@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import shlex
@@ -10,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from scalewise.engine.checks import non_finite_gradients
 from scalewise.engine.loop import Training
@@ -98,10 +95,9 @@ class Replay:
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
-        recorded = self.recorded or {}
         now = {"loss": math.nan, "gradient_norm": None, "lr": None}
         if self.record is not None:
-            now = {name: getattr(self.record, name) for name in now}
+            now = {name: getattr(self.record, name) for name in COMPARED}
         return {
             "run": str(self.run),
             "step": self.step,
@@ -110,7 +106,7 @@ class Replay:
             "matches": self.matches,
             "exact": self.exact,
             "recomputed": now,
-            "recorded": {name: recorded.get(name) for name in now} if self.recorded is not None else None,
+            "recorded": None if self.recorded is None else {name: self.recorded.get(name) for name in COMPARED},
             "failure": self.failure,
             "weights": {"before": self.before, "after": self.after or None},
             "workers": [one.to_json() for one in self.workers],
@@ -134,7 +130,6 @@ def replay(
         step: counted from 1; by default the one in which the run failed.
         task: the run's task, where it is code of your own: a folder is not trusted to name code to run.
         data: folder of the task's data files.
-        device: kind of device.
         notify: receives what is being done.
     """
     folder = RunFolder(run)
@@ -249,12 +244,8 @@ def _worker(training: Training, one: WorkerStep, step: int) -> WorkerReplay:
         weight=weight,
         gradient_norm=math.sqrt(sum(norm**2 for norm in norms.values())),
         parameters=norms,
-        hashes={name: _hash(gradient) for name, gradient in pairs},
+        hashes={name: sha256({name: gradient}) for name, gradient in pairs},
         not_finite=non_finite_gradients(one, names),
         samples=samples,
         epochs=epochs,
     )
-
-
-def _hash(gradient: Tensor) -> str:
-    return hashlib.sha256(gradient.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

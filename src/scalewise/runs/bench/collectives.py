@@ -36,9 +36,7 @@ from scalewise.runs.bench.common import (
     Report,
     Topology,
     benching,
-    check_counts,
-    check_links,
-    check_seconds,
+    check_timing,
     chosen_device,
     interleaved,
     stored,
@@ -175,9 +173,7 @@ def collectives(
     folder = None if profile else out
     counts = processes or [1 << power for power in range(1, max(2, available_cores().bit_length()))]
     with benching(folder):
-        check_counts(counts, 2, hosts)
-        check_links(hosts, rate)
-        check_seconds(seconds)
+        check_timing(counts, 2, hosts, rate, seconds)
         _check_sizes(sizes)
         _check_profile(profile)
         chosen = chosen_device(device, max(counts))

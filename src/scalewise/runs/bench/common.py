@@ -71,21 +71,10 @@ def stored(report: ReportT, out: Path | None) -> ReportT:
     return report
 
 
-def check_links(hosts: int | None, rate: str | None) -> None:
-    """Refuse a rate of links that do not exist."""
-    if rate is not None and hosts is None:
-        raise PlacementError(f"--rate {rate} is that of links between hosts, got no --hosts; add --hosts 2")
-
-
-def check_seconds(seconds: float) -> None:
-    """Refuse a duration in which nothing can be timed."""
-    if not 0 < seconds < float("inf"):
-        raise UsageError(f"--seconds must be above 0, got {seconds}; write for example --seconds 30")
-
-
 SYSTEM = Path("/sys/devices/system")
+SOCKETS = "cpu/cpu[0-9]*/topology/physical_package_id"
 CPU_INFO = Path("/proc/cpuinfo")
-QUERY_SECONDS = 10.0
+COMMAND_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -112,16 +101,11 @@ def topology(system: Path = SYSTEM, information: Path = CPU_INFO) -> Topology:
         processor=_processor(information),
         cores=available_cores(),
         machine_cores=os.cpu_count() or 1,
-        sockets=_sockets(system),
+        sockets=len({file.read_text() for file in system.glob(SOCKETS)}) or None,
         memory_nodes=len([*system.glob("node/node[0-9]*")]) or None,
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         gpu_links=_gpu_links(),
     )
-
-
-def _sockets(system: Path) -> int | None:
-    files = system.glob("cpu/cpu[0-9]*/topology/physical_package_id")
-    return len({file.read_text() for file in files}) or None
 
 
 def _processor(information: Path) -> str:
@@ -135,9 +119,12 @@ def _processor(information: Path) -> str:
 def _gpu_links() -> str | None:
     if shutil.which("nvidia-smi") is None:
         return None
-    command = ["nvidia-smi", "topo", "-m"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False)
+    done = _called("nvidia-smi", "topo", "-m")
     return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _called(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
 
 
 def chosen_device(device: DeviceName, processes: int) -> DeviceName:
@@ -156,7 +143,6 @@ INTERFACE = "eth0"
 BRIDGE = "bridge"
 BURST = "128kb"  # sent at once after a pause; two full-sized segments, small beside what a training step sends
 QUEUE = "50ms"
-COMMAND_SECONDS = 10.0
 END_SECONDS = 10.0
 POLL_SECONDS = 0.01
 
@@ -193,10 +179,7 @@ def reason_unavailable() -> str | None:
 def hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
     """Make hosts that reach each other; at the end they are removed, and with them every process still on one.
 
-    Arguments:
-        count: how many.
-        rate: what each host's link carries per second, in each direction, as `tc` writes it ("100mbit"); None for as
-            much as the machine can.
+    The rate is what each link carries per second, in each direction, as `tc` writes it ("100mbit"); None for no limit.
     """
     if not 1 <= count <= MOST_HOSTS:
         raise PlacementError(f"the number of hosts must be from 1 to {MOST_HOSTS}, got {count}; change it")
@@ -230,7 +213,7 @@ def _namespace(name: str) -> Iterator[str]:
         yield name
     finally:
         _end_processes(name)
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=COMMAND_SECONDS, check=False)
+        _called("ip", "netns", "del", name)
 
 
 def _connect(host: Host, switch: str, port: str, rate: str | None) -> None:
@@ -263,13 +246,11 @@ def _end_processes(namespace: str) -> None:
 
 
 def _processes(namespace: str) -> list[int]:
-    listing = ["ip", "netns", "pids", namespace]
-    done = subprocess.run(listing, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
-    return [int(word) for word in done.stdout.split()]
+    return [int(word) for word in _called("ip", "netns", "pids", namespace).stdout.split()]
 
 
 def _run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    done = _called(*words)
     if done.returncode:
         raise PlacementError(
             f"making hosts needs `{shlex.join(words)}` to succeed, got: {done.stderr.strip()}; "
@@ -281,12 +262,7 @@ def _run(*words: str) -> None:
 def interleaved(
     starts: Mapping[int, Start], host_count: int | None = None, rate: str | None = None
 ) -> Iterator[dict[int, Job[Any, Any]]]:
-    """Jobs by their number of processes, all alive at once; on this machine, or spread over hosts with slow links.
-
-    Arguments:
-        starts: by the number of processes.
-        host_count, rate: how many hosts share the processes, and what each one's link carries.
-    """
+    """Jobs by their number of processes, all alive at once; on this machine, or spread over hosts with slow links."""
     with ExitStack() as stack:
         machines = [] if host_count is None else stack.enter_context(hosts(host_count, rate))
         jobs = {}
@@ -297,8 +273,14 @@ def interleaved(
         yield jobs
 
 
-def check_counts(counts: Sequence[int], smallest: int, host_count: int | None) -> None:
-    """Refuse numbers of processes that cannot be, or that the hosts cannot share evenly."""
+def check_timing(
+    counts: Sequence[int], smallest: int, host_count: int | None, rate: str | None, seconds: float
+) -> None:
+    """Refuse numbers of processes that are impossible or that hosts cannot share evenly, and times too short."""
+    if rate is not None and host_count is None:
+        raise PlacementError(f"--rate {rate} is that of links between hosts, got no --hosts; add --hosts 2")
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"--seconds must be above 0, got {seconds}; write for example --seconds 30")
     wrong = [count for count in counts if count < smallest]
     if wrong or not counts or len(set(counts)) < len(counts):
         shown = ",".join(map(str, counts)) or "none"

@@ -126,7 +126,6 @@ def parallelism(
         task, set, data: the task, or its name with its settings and the folder of its data.
         rounds: how often every way is timed; its median counts.
         processes: how many, at least 2; in a torchrun job those of the job.
-        device: kind of device.
         link: a link profile, as `bench collectives` writes it, to estimate the exchange with.
         out: folder of the result; by default runs/bench-parallelism-<time>.
         notify: receives what is being done.

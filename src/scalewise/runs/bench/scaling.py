@@ -19,9 +19,7 @@ from scalewise.runs.bench.common import (
     Report,
     Topology,
     benching,
-    check_counts,
-    check_links,
-    check_seconds,
+    check_timing,
     chosen_device,
     interleaved,
     stored,
@@ -218,9 +216,7 @@ def scaling(
     mode: Mode = "weak" if weak else "strong"
     counts = sorted(processes)
     with benching(out):
-        check_counts(counts, 1, hosts)
-        check_links(hosts, rate)
-        check_seconds(seconds)
+        check_timing(counts, 1, hosts, rate, seconds)
         spread = workers if workers is not None else default_workers(counts) if mode == "strong" else 1
         least = max(counts) if mode == "strong" else 1
         if spread < least:

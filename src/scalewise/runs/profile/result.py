@@ -195,22 +195,16 @@ class Profile:
         content = asdict(self)
         rows = content.pop("by_process")
         usages = [row.pop("usage") | {"process": row["process"], "loaders": row.pop("loaders")} for row in rows]
-        return {
-            **content.pop("setting"),
-            **content,
-            "samples_per_second": self.setting.workers * self.setting.worker_batch / self.step_seconds,
-            "utilisation": [_chosen(usage, *UTILISATION) for usage in usages],
-            "memory": [_chosen(usage, "process", "memory_bytes", "device_bytes") for usage in usages],
-            "over_time": [_chosen(usage, "process", "processor_over_time", "memory_over_time") for usage in usages],
-            "by_process": rows,
-        }
+        lists = {title: [{name: one[name] for name in ("process", *names)} for one in usages] for title, names in USAGE}
+        speed = self.setting.workers * self.setting.worker_batch / self.step_seconds
+        return {**content.pop("setting"), **content, "samples_per_second": speed, **lists, "by_process": rows}
 
 
-UTILISATION = ("process", "processor_share", "queued_share", "device_share", "loaders")
-
-
-def _chosen(row: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: row[name] for name in names}
+USAGE = (
+    ("utilisation", ("processor_share", "queued_share", "device_share", "loaders")),
+    ("memory", ("memory_bytes", "device_bytes")),
+    ("over_time", ("processor_over_time", "memory_over_time")),
+)
 
 
 OTHER = "other"  # what is left of the step: the loop around the phases

@@ -75,12 +75,7 @@ class Recording:
 
 
 def observe(training: Training, steps: int | None) -> Generator[str, None, Recording]:
-    """Train some steps and note them.
-
-    Arguments:
-        training: entered, and not begun.
-        steps: how many to look at; by default enough for a steady picture.
-    """
+    """Record some steps of a training that was entered but not begun; by default enough for a steady picture."""
     device = training.team.device
     with tempfile.TemporaryDirectory(prefix="scalewise-") as folder:
         recorder = Recorder(device_clock(device, time.perf_counter))

@@ -47,12 +47,7 @@ def hidden_seconds(step: StepRecording) -> float:
 
 
 def phase_rows(steps: Sequence[StepRecording], beside: Seconds) -> tuple[float, tuple[PhaseRow, ...]]:
-    """The wall time of an average step without the profiler's own, and its phases.
-
-    Arguments:
-        steps: the steps to average.
-        beside: seconds per step by phase that were worked beside them.
-    """
+    """The wall time of an average step without the profiler's own, and its phases, with what was worked beside them."""
     worked: Seconds = defaultdict(float)
     waited: Seconds = defaultdict(float)
     for step in steps:
@@ -79,7 +74,8 @@ def beside_steps(recording: Recording) -> Seconds:
     step asks for one.
     """
     found: Seconds = defaultdict(float)
-    asked = statistics.fmean(_batches_of(step) for step in recording.steps)
+    labels = [label for step in recording.steps for lane in step.lanes for _, label in lane.events]
+    asked = sum(label is not None and label.phase == "queue" for label in labels) / len(recording.steps)
     batches = [batch for loader in recording.loaders for batch in loader.batches]
     for piece in (piece for batch in batches for piece in batch):
         found[piece.label.phase] += asked * piece.seconds / len(batches)
@@ -94,12 +90,6 @@ def busy_share(loader: Loader, recording: Recording) -> float:
     """The part of the profiled rounds in which a loader process read."""
     rounds = [(steps[0].start, steps[-1].stop) for steps in recording.profiled]
     return sum(piece.seconds for ends in rounds for piece in loader.between(*ends)) / _length(rounds)
-
-
-def _batches_of(step: StepRecording) -> int:
-    """How many batches the step asked for."""
-    labels = (label for lane in step.lanes for _, label in lane.events)
-    return sum(label is not None and label.phase == "queue" for label in labels)
 
 
 def mean_phases(rows: Sequence[Sequence[PhaseRow]], wall: float) -> tuple[PhaseRow, ...]:
@@ -133,8 +123,7 @@ def layer_rows(steps: Sequence[StepRecording], kinds: dict[str, str], wall: floa
 def communication(steps: Sequence[StepRecording]) -> Communication:
     """What was in flight in an average step, and how much of it was hidden."""
     rows = [_communication_of(step) for step in steps]
-    operations, *seconds = (statistics.fmean(column) for column in zip(*rows, strict=True))
-    return Communication(operations, *seconds)
+    return Communication(*(statistics.fmean(column) for column in zip(*rows, strict=True)))
 
 
 def _communication_of(step: StepRecording) -> tuple[float, ...]:
