@@ -100,7 +100,7 @@ def test_fixed_epochs_keep_the_samples_of_one_worker(scalewise):
 def test_fixed_epochs_and_adascale_contradict_each_other(scalewise_here):
     outcome = scalewise_here("train", "mlp", "--workers", 8, "--epochs-fixed", "--lr-rule", "adascale")
     assert outcome.code == 2
-    assert "--epochs-fixed keeps to the samples of one worker" in outcome.stderr
+    assert "--epochs-fixed and --lr-rule adascale cannot be combined" in outcome.stderr
 
 
 def test_adascale_asked_for_has_no_warm_up_of_its_own():

@@ -71,9 +71,7 @@ def diagnose_folder(run: Path, reference: Path | None = None) -> Diagnosis:
             )
         return diagnose(evidence, other)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"{run} must hold the numbers of a training, got some that cannot be ({error}); restore it or train anew"
-        ) from None
+        raise RunFolderError(f"{run} contains invalid numbers ({error}); restore it or train again") from None
 
 
 NOT_MEASURED = "noise scale: not measured; see `scalewise doctor` for what was in the way"

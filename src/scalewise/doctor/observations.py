@@ -146,9 +146,7 @@ def _read_file(path: Path) -> Watched:
         steps = [_made(WatchedStep, one) for one in lines if one["kind"] == "step"]
         labels = [_made(WatchedLabels, one).counts for one in lines if one["kind"] == "labels"]
     except (IndexError, KeyError, TypeError) as error:
-        raise RunFolderError(
-            f"{path} must hold what sw.watch writes, got something else ({error!r}); watch the run anew"
-        ) from None
+        raise RunFolderError(f"{path} is not a file that sw.watch wrote ({error!r}); watch the run again") from None
     return Watched(process, steps, labels[-1] if labels else [])
 
 

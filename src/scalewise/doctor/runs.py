@@ -29,9 +29,7 @@ def read_run(folder: Path) -> Evidence:
     try:
         return _from_training(folder)
     except (OSError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise RunFolderError(
-            f"{folder} must hold the files of a run, got something else in them ({error!r}); train anew with --out"
-        ) from None
+        raise RunFolderError(f"{folder} holds damaged files of a run ({error!r}); train again with --out") from None
 
 
 def _from_training(folder: Path) -> Evidence:
@@ -172,7 +170,7 @@ def _watched_noise(processes: list[Watched]) -> NoiseEstimate | None:
 
 
 def _noise_of_parts(steps: list[WatchedStep]) -> NoiseEstimate | None:
-    """The noise scale from steps of one micro batch that were looked at in parts too; one in so many of all steps."""
+    """The noise scale from steps of one micro batch that were also measured in parts; one in N of all steps."""
     scale, looks = NoiseScale(), 0
     for step in steps:
         if step.part_square is not None and step.part_samples and step.square is not None and len(step.samples) == 1:

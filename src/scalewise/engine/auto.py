@@ -52,8 +52,7 @@ def complete(
         samples -= held_out_samples(samples)
     if epochs_fixed and wanted.workers > 1 and wanted.lr_rule == "adascale":
         raise RecipeError(
-            "--epochs-fixed keeps to the samples of one worker, --lr-rule adascale takes as many as the noise asks "
-            "for, got both; drop one of them"
+            "--epochs-fixed and --lr-rule adascale cannot be combined: adascale chooses the number of samples; drop one"
         )
     found = None
     if mode == "auto" and adapts(wanted, epochs_fixed):

@@ -18,7 +18,7 @@ from scalewise.stats.critical_batch import CriticalBatch
 from scalewise.stats.interval import Interval, mean_interval
 from scalewise.stats.steps_law import Law, fit_law, to_go_by
 
-NEAR = 8.0  # worker batches within this factor of the recipe's tell how compute grows there
+NEAR = 8.0  # worker batches within this factor of the recipe's show how compute grows there
 LEAST_COMPUTE_SPREAD = 0.1  # a machine is never as fast twice
 Gap = Literal["noise", "throughput", "memory", "single"]
 LEVEL = 0.8  # of the plan's ranges

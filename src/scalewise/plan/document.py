@@ -78,7 +78,7 @@ class Plan:
         return found | {"accuracy": expected.value} | ends
 
     def metric(self, workers: int) -> Metric:
-        """What so many workers came to; where they were not seen, what one worker did, of no runs of theirs."""
+        """What N workers reached; where none were seen, what one worker reached, of no runs."""
         inputs = self.inputs
         return self.seen.get(workers, Metric(inputs.accuracy, inputs.accuracy_low, inputs.accuracy_high, 0))
 

@@ -134,7 +134,7 @@ def _kubernetes(job: Job) -> tuple[str, str]:
 
 
 def _trainjob(job: Job) -> tuple[str, str]:
-    """A TrainJob of Kubeflow Trainer 2, whose torch runtime tells torchrun about nodes and processes (PET_…)."""
+    """A TrainJob of Kubeflow Trainer 2, whose torch runtime passes nodes and processes to torchrun (PET_…)."""
     words = ["torchrun", "-m", "scalewise", *job.arguments]
     limits = f'\n    resourcesPerNode: {{"limits": {{"nvidia.com/gpu": {job.processes}}}}}' if job.accelerator else ""
     return "job.trainjob.yaml", (

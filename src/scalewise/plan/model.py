@@ -83,7 +83,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Row:
-    """What so many workers bring."""
+    """What N workers bring."""
 
     workers: int
     global_batch: int
@@ -111,7 +111,7 @@ def rows(inputs: Inputs, workers: Iterable[int]) -> list[Row]:
 
 
 def row(inputs: Inputs, workers: int) -> Row:
-    """What so many workers bring, by the formulas above."""
+    """What N workers bring, by the formulas above."""
     steps, seconds = steps_of(inputs, workers), step_seconds(inputs, workers)
     one = steps_of(inputs, 1) * step_seconds(inputs, 1)
     price, gain = inputs.price_per_hour, gain_of(inputs, workers)

@@ -55,7 +55,7 @@ class MemoryLine:
     bytes_per_sample: float
 
     def largest(self, budget_bytes: float, samples: int) -> int:
-        """The largest worker batch within a budget, of so many samples at most; 0 where not even one fits.
+        """The largest worker batch within a budget, up to N samples; 0 where not even one fits.
 
         >>> MemoryLine(1_000.0, 10.0).largest(1_325, samples=50), MemoryLine(1_000.0, 10.0).largest(9_000, samples=50)
         (32, 50)
@@ -165,7 +165,7 @@ def _read(file: Path, facts: TaskFacts) -> Known:
         raise
     except (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         raise RunFolderError(
-            f"--from needs records of scalewise, got something else in {file} ({error!r}); leave it out or measure anew"
+            f"--from needs records of scalewise, {file} holds none ({error!r}); leave it out or measure again"
         ) from None
 
 

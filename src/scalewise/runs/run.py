@@ -177,7 +177,7 @@ def stored_records(
     on_disk_full: DiskFull = "stop",
     warn: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Record]:
-    """The records of a training, each written into the folder, with checkpoints at every epoch or so many steps.
+    """The records of a training, each written into the folder, with checkpoints at every epoch or every N steps.
 
     Arguments:
         training, folder: what is stored, and where.

@@ -179,7 +179,7 @@ def launched(
     Arguments:
         request: what every process trains.
         arguments: of `scalewise`, for every process.
-        processes: how many; by default as many as fill the machine.
+        processes: how many; by default up to the number of cores.
         min_processes: how many to continue with if one cannot be restarted; by default all.
         max_restarts: how often processes are restarted when one dies; by default 3 with several processes.
         fork_server: where processes come from, if they need not import everything themselves.

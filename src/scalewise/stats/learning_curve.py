@@ -205,7 +205,7 @@ def _described(accepted: Accepted, spread: float) -> LearningCurve:
 Array = NDArray[np.float64]
 
 HUBER = 1.345  # residual, in units of their scale, from which on it counts linearly: 95 % efficient if they are normal
-STEPS, SETTLED = 40, 1e-7  # at most so many steps, until none is longer than this
+STEPS, SETTLED = 40, 1e-7  # most steps, and the longest step that counts as settled
 STEEPEST = -3.0  # β of a curve; Hestness et al. 2017 find −0.07 to −0.5
 MOST = 1.05  # of the least error: what γ may be
 

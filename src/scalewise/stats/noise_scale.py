@@ -86,7 +86,7 @@ def ratio_of_means(
 
 
 def _more_steps(seen: Scatter, least: int) -> int | None:
-    """How many steps are missing, if they go on as before; None where that is too far off to be said."""
+    """How many steps are missing, if they continue as before; None where that is too far off."""
 
     def enough(times: float) -> bool:
         return seen.fieller(times, LEAST_SIGNAL).within(ENOUGH_RATIO)
@@ -197,7 +197,7 @@ class NoiseScale:
             )
         self.population = population
         self.layers: dict[str, NoiseScale] = {}  # filled on request, by the name of the parameter
-        self.every = 1  # one step of the training in so many is looked at
+        self.every = 1  # one step of the training in N is measured
         self.compared = "workers"  # what the groups are
         self._steps: deque[tuple[float, float]] = deque(maxlen=WINDOW_STEPS)  # (signal, noise)
         self._seen = 0
@@ -295,7 +295,7 @@ class NoiseScale:
         return found | {f"{LAYER}{name} {key}": values for name, state in layers for key, values in state.items()}
 
     def restore(self, state: dict[str, list[float]]) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         values = iter(state["steps"])
         self._steps = deque(zip(values, values, strict=True), maxlen=WINDOW_STEPS)
         self._seen = int(state["seen"][0])

@@ -64,7 +64,7 @@ class Outlook:
         return self.curve.at(self.largest).value or 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """What `forecast --json` prints, but for what the command itself knows."""
+        """What `forecast --json` prints, without what the command itself adds."""
         curve, needed = self.curve, self.needed
         return {
             "kind": self.kind,

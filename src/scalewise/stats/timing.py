@@ -121,7 +121,7 @@ def fit(messages: Sequence[float], units: Sequence[float], timings: Sequence[Seq
     design = np.stack([np.asarray(messages, float), np.asarray(units, float)], axis=1)  # (case, coefficient)
     rounds = np.asarray(timings, float)  # (case, round)
     if len({tuple(row / row[0]) for row in design}) < 2:
-        raise ValueError("two sizes at least are needed to tell a fixed cost from one per unit")
+        raise ValueError("at least two sizes are needed to separate a fixed cost from one per unit")
     generator = np.random.default_rng(seed)
     chosen = generator.integers(rounds.shape[1], size=(RESAMPLES, *rounds.shape))
     drawn = np.take_along_axis(np.broadcast_to(rounds, chosen.shape), chosen, axis=2)  # (resample, case, round)

@@ -412,7 +412,7 @@ class NoiseScale(stats.NoiseScale):
             micro_batch: samples of one backward pass.
             optimizer: an Adam-like one, to measure the parameters it holds in its own coordinates (`preconditioner`).
             layers: fill `layers` with a noise scale for every parameter.
-            every: after the first 20 steps look at one in so many; 1 looks at all.
+            every: after the first 20 steps look at one in N; 1 looks at all.
         """
         if every < 1:
             raise UsageError(f"every must be at least 1 step, got {every}; 1 looks at every step")

@@ -66,7 +66,7 @@ def watch(
         model: the model that the loop calls: wrapped in DistributedDataParallel, sharded by fully_shard, or plain.
         optimizer: whose step() ends a step; several backward passes before it are micro batches.
         out: a folder; each process writes its own file there. A second watcher takes one of its own beside it.
-        every: look closely at most at every so many steps; it is made longer to stay within 0.5 % of a step's time.
+        every: look closely at most at every N-th step; N grows to stay within 0.5 % of a step's time.
         show: print `summary()` when watching ends, at the latest with the program.
     """
     inner: object = optimizer
@@ -202,7 +202,7 @@ class Watcher:
             return
         self.closed = True
         for last in (self._write_waiting, self._write_labels, lambda: close_file(self._file)):
-            with contextlib.suppress(Exception):  # what cannot be read or written is left out: training goes on
+            with contextlib.suppress(Exception):  # what cannot be read or written is left out: training continues
                 last()
 
     @staticmethod
@@ -218,7 +218,7 @@ class Watcher:
         """
         number = self._step
         self._detailed = number % self._interval == 0 or (number < DETAILED_STEPS and number % self._every == 0)
-        alone = len(self._now.samples) < 2  # several micro batches tell the noise themselves
+        alone = len(self._now.samples) < 2  # several micro batches show the noise themselves
         self._halved = alone and self._halves is not None and self._halves.due(number)
         number += 1
         self._deep = number % DEEP_INTERVAL == 0 or (number < DEEP_INTERVAL and number & (number - 1) == 0)

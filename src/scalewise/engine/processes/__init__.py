@@ -7,7 +7,7 @@
 - `team`, `rendezvous`: the processes of a run, seen from one of them, and how they find each other
 - `heartbeat`, `watchdog`: where a process is, and what ends one that hangs
 - `signals`, `last_words`, `failures`: stop signals, exit reports and last lines, unexpected errors in words
-- `memory`: what a process holds, may hold, and how running out of it is told from other errors
+- `memory`: what a process holds, may hold, and how out of memory differs from other errors
 
 train, compare, measure, bench and horovod use it. It may import `engine.placement`, `engine.sums.tree`, `recipe`,
 `records`, `files` and `errors`.

@@ -229,7 +229,7 @@ def _exit_codes(folder: Path) -> dict[int, int]:
 
 
 def run(start: Start, folder: Path) -> tuple[int, str]:
-    """Run a job's processes to their end; the exit code that tells most, and what they printed.
+    """Run a job's processes to their end; the most telling exit code, and what they printed.
 
     That is the code of the process itself where there is one. Of several it is a signal that killed one of them, other
     than SIGTERM, which the agent sends to the rest.

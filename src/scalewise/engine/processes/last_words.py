@@ -33,7 +33,7 @@ def own_folder() -> Path | None:
 
 
 def leave_exit_report(exit_code: int, message: str = "", lost_contact: bool = False) -> bool:
-    """Tell the launching process how this one ends; False when nobody launched it."""
+    """Report to the launching process how this one ends; False when nobody launched it."""
     folder = own_folder()
     if folder is None:
         return False
@@ -102,7 +102,7 @@ def clear(folder: Path) -> None:
 
 
 def announce_death(folder: Path) -> None:
-    """Tell the processes that one of them has died."""
+    """Signal the processes that one of them has died."""
     (folder / BROKEN).touch()
 
 
@@ -130,10 +130,10 @@ def failure(folder: Path, codes: Mapping[int, int], advice: str) -> ScalewiseErr
             return ProcessFailed(f"{message}{_where(folder, rank)}{then}{_indented('its Python stack', stack)}")
         how = f"{how_it_ended(-number)}{_where(folder, rank)}"
         return ProcessFailed(f"process {rank} {how}{then}{last_lines(_log(folder, rank))}")
-    told = [report for _, report in sorted(reports.items()) if report["exit_code"] and not report["lost_contact"]]
-    told.sort(key=lambda report: report["exit_code"] in (130, 143))
-    if told:
-        return Failed(str(told[0]["message"]), int(told[0]["exit_code"]))
+    reported = [report for _, report in sorted(reports.items()) if report["exit_code"] and not report["lost_contact"]]
+    reported.sort(key=lambda report: report["exit_code"] in (130, 143))
+    if reported:
+        return Failed(str(reported[0]["message"]), int(reported[0]["exit_code"]))
     unsaid = {rank: code for rank, code in codes.items() if rank not in reports and code > 0}
     if unsaid:
         rank, code = min(unsaid.items())

@@ -104,8 +104,8 @@ def _run(
     try:
         result = agent.run()
     except SignalException as error:
-        told = last_words.read(folder).get(0, {})
-        raise Failed(str(told.get("message", "stopped by a signal")), 128 + int(error.sigval)) from None
+        report = last_words.read(folder).get(0, {})
+        raise Failed(str(report.get("message", "stopped by a signal")), 128 + int(error.sigval)) from None
     finally:
         spec.rdzv_handler.shutdown()
     if result.is_failed():
@@ -203,7 +203,7 @@ class Agent(LocalElasticAgent):
         return {rank: failure.exitcode for rank, failure in result.failures.items() if rank not in self._ended}
 
     def _end_others(self, processes: SubprocessContext) -> None:
-        """Tell the other processes that one has died, and wait until they have saved an emergency checkpoint."""
+        """Signal the other processes that one has died, and wait until they have saved an emergency checkpoint."""
         last_words.announce_death(self._folder)
         deadline = time.monotonic() + self._elasticity.emergency_seconds
         while self._saves(processes) and time.monotonic() < deadline:

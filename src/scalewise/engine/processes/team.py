@@ -149,7 +149,7 @@ def _let_threads_come_to_rest() -> None:
 
 
 def _gloo_thread_states() -> str:
-    """A letter for each of gloo's threads: R where it runs; nothing where the system does not tell."""
+    """A letter for each of gloo's threads: R where it runs; nothing where the system does not say."""
     states = []
     for folder in Path("/proc/self/task").glob("*"):
         with suppress(OSError):
@@ -168,7 +168,7 @@ def choose_interface() -> None:
     """Have gloo listen where the other processes of the job can reach it, unless the user chose an interface.
 
     Left alone, gloo listens on the address of this machine's host name. That is often a loopback address (Debian writes
-    127.0.1.1 into /etc/hosts, containers 127.0.0.1), and then processes on other machines are told to connect to
+    127.0.1.1 into /etc/hosts, containers 127.0.0.1), and then processes on other machines try to connect to
     themselves.
     """
     if INTERFACE not in os.environ and "MASTER_ADDR" in os.environ:

@@ -274,7 +274,7 @@ def add_facts(environment: Path, training: Training) -> None:
 
 
 def data_sha256(samples: Samples) -> str:
-    """The hash of some samples, evenly spread, by which one can tell other data."""
+    """The hash of some samples, evenly spread, which differs for other data."""
     indices = torch.linspace(0, len(samples) - 1, min(len(samples), HASHED_SAMPLES)).long()
     leaves, _ = tree_flatten(samples.fetch(indices, torch.zeros_like(indices)))
     return sha256({str(number): leaf for number, leaf in enumerate(leaves)})

@@ -18,7 +18,7 @@ from scalewise.engine.sums.tree import FoldPlan
 CHUNK = 2048
 ALIGNMENT = 64  # bytes: where torch itself puts a tensor, and kernels may look at that
 BUCKETS = 4  # about this number, so that the exchange can begin during the backward pass …
-BUCKET_BYTES, MOST_BUCKET_BYTES = 1 << 20, 25 << 20  # … but not so many that each is all latency
+BUCKET_BYTES, MOST_BUCKET_BYTES = 1 << 20, 25 << 20  # … but not so small that each is all latency
 
 Scale = Callable[[Tensor, int], None]  # (a stretch of the sum, where it begins in the flat vector)
 

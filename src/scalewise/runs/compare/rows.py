@@ -59,7 +59,7 @@ class Line:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from the other lines."""
+        """What sets it apart from the other lines."""
         return self.name, self.workers
 
 

@@ -176,7 +176,7 @@ def document(
     metric: Metric,
     tuned: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What `compare --json` prints, but for what the command itself knows."""
+    """What `compare --json` prints, without what the command itself adds."""
     table = rows(lines, outcomes, metric)
     content: dict[str, Any] = {
         "metric": asdict(metric),
