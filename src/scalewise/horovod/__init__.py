@@ -18,7 +18,7 @@ from typing import Any
 
 from scalewise.engine.processes.job import call
 from scalewise.errors import PlacementError, ProcessFailed, UsageError
-from scalewise.horovod.operations import HorovodInternalError
+from scalewise.horovod.common.exceptions import HorovodInternalError
 
 __version__ = "0.28.1"  # of the interface: scripts compare it
 HERE = ("localhost", "127.0.0.1")

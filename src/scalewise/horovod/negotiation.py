@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from scalewise.engine.processes.team import all_gather
 from scalewise.horovod import timeline
-from scalewise.horovod.operations import HorovodInternalError
+from scalewise.horovod.common.exceptions import HorovodInternalError
 
 WORKING, JOINED, LEAVING = range(3)
 MOST_NEWS = 32  # requests that a process announces in one round; more wait for the next
@@ -68,29 +69,17 @@ def describe(kind: str, tensors: Iterable[Tensor], *details: object, free_rows: 
     return Description(kind, tuple(tensor.dtype for tensor in held), shapes, device, details)
 
 
-class Handle:
+class Handle(futures.Future[Any]):
     """A collective under way."""
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = name
         self.release: Callable[[], None] = lambda: None
-        self._done = threading.Event()
-        self._output: Any = None
-        self._error: Exception | None = None
-
-    def finish(self, output: object) -> None:
-        """Note what came out."""
-        self._output = output
-        self._done.set()
-
-    def fail(self, error: Exception) -> None:
-        """Note why nothing came out."""
-        self._error = error
-        self._done.set()
 
     def is_done(self) -> bool:
         """Whether `wait` would return at once."""
-        done = self._done.is_set()
+        done = self.done()
         if done:
             self.release()
         return done
@@ -101,7 +90,7 @@ class Handle:
         limit = _seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
         silent = os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") == "1"
         waited = 0.0
-        while not self._done.wait(patience):
+        while not futures.wait([self], patience).done:
             waited += patience
             message = (
                 f"{self.name!r} has waited {waited:.0f} s for processes that did not ask for it; every process must "
@@ -112,9 +101,7 @@ class Handle:
             if not silent:
                 warnings.warn(message, RuntimeWarning, stacklevel=3)
         self.release()
-        if self._error is not None:
-            raise self._error
-        return self._output
+        return self.result()
 
     __call__ = wait  # Horovod gives functions for sparse tensors
 
@@ -225,7 +212,7 @@ class Negotiator:
             self._unsent.clear()
         handles = [request.handle for request in waiting] + ([self._join] if self._join is not None else [])
         for handle in handles:
-            handle.fail(HorovodInternalError(f"{handle.name!r} failed: {reason}"))
+            handle.set_exception(HorovodInternalError(f"{handle.name!r} failed: {reason}"))
 
     def _round(self) -> None:
         state, news = self._reason_for_a_round()
@@ -271,7 +258,7 @@ class Negotiator:
         with self._condition:
             handle, self._join, self._state = self._join, None, WORKING
         assert handle is not None
-        handle.finish(last)
+        handle.set_result(last)
 
     def _run(self, name: int, asked: dict[int, int]) -> None:
         request = self._mine.pop(name, None)
@@ -291,7 +278,7 @@ class Negotiator:
         dist.all_gather_object(told, str(request.description) if request is not None else None, group=self._group)
         if request is not None:
             everyone = "; ".join(f"process {rank}: {text}" for rank, text in zip(self._ranks, told, strict=True))
-            request.handle.fail(
+            request.handle.set_exception(
                 HorovodInternalError(f"{request.name!r} must be the same on every process, got {everyone}")
             )
 
@@ -306,7 +293,7 @@ class Negotiator:
         elif request is not None and substitute is not None:
             _perform(request, self._group)
         elif request is not None:
-            request.handle.fail(
+            request.handle.set_exception(
                 HorovodInternalError(
                     f"after join() only allreduce can continue, got {description.kind}; process {self._joined[0]} has "
                     f"joined and has nothing to send"
@@ -324,8 +311,8 @@ def _perform(request: Request, group: dist.ProcessGroup) -> None:
             torch.cuda.current_stream().synchronize()
         request.note("", begun)
     except Exception as error:
-        request.handle.fail(HorovodInternalError(f"{request.name!r} failed: {type(error).__name__}: {error}"))
+        request.handle.set_exception(HorovodInternalError(f"{request.name!r} failed: {type(error).__name__}: {error}"))
         if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
             raise
     else:
-        request.handle.finish(output)
+        request.handle.set_result(output)

@@ -176,27 +176,15 @@ class ProcessSet:
         self._known()[1].close()
 
 
-class _Everyone(ProcessSet):
-    """All processes of the job; before `init`, none."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-        self.ranks = None
-
-
-global_process_set: ProcessSet = _Everyone()
+global_process_set = ProcessSet([])
+global_process_set.ranks = None  # until `init`
 
 
 @dataclass
 class _Job:
     """What `init` found; dropped by `shutdown`."""
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
+    numbers: dict[str, int]  # by the names of TORCHRUN
     owns_group: bool
     sets: dict[int, ProcessSet] = field(default_factory=dict)
 
@@ -218,13 +206,13 @@ def init(
         connect(torch.cuda.is_available(), timeout=TIMEOUT)
     elif owns:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)  # type: ignore[attr-defined]
-    _job = _found(owns)
-    for name in TORCHRUN:  # what Horovod's launcher sets: scripts read it
-        os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(_job, name))
+    _job = _Job(_numbers(), owns)
+    for name, number in _job.numbers.items():  # what Horovod's launcher sets: scripts read it
+        os.environ[f"HOROVOD_{name.upper()}"] = str(number)
     wanted = os.environ.get("HOROVOD_TIMELINE") or "DYNAMIC"  # which stands for start_timeline()
     if wanted != "DYNAMIC":
         start_timeline(wanted, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") == "1")
-    global_process_set.ranks = [*range(_job.size)]
+    global_process_set.ranks = [*range(size())]
     world = dist.group.WORLD
     assert world is not None
     global_process_set.open(0, world)
@@ -235,18 +223,12 @@ def init(
         _add_or_share(process_set)
 
 
-def _found(owns_group: bool) -> _Job:
+def _numbers() -> dict[str, int]:
+    """This process among all, those of its machine, and its machine among all; alone without torchrun."""
     size = dist.get_world_size()
     given = os.environ if takes_part() and size > 1 else {}
-    return _Job(
-        rank=dist.get_rank(),
-        size=size,
-        local_rank=int(given.get("LOCAL_RANK", "0")),
-        local_size=int(given.get("LOCAL_WORLD_SIZE", "1")),
-        cross_rank=int(given.get("GROUP_RANK", "0")),
-        cross_size=int(given.get("GROUP_WORLD_SIZE", "1")),
-        owns_group=owns_group,
-    )
+    found = {name: int(given.get(variable, name.endswith("size"))) for name, variable in TORCHRUN.items()}
+    return found | {"rank": dist.get_rank(), "size": size}
 
 
 def shutdown() -> None:
@@ -286,40 +268,25 @@ def _current() -> _Job:
     return _job
 
 
-def rank() -> int:
-    """This process's number in the job."""
-    return _current().rank
+def _reports(name: str, text: str) -> Callable[[], int]:
+    def number() -> int:
+        return _current().numbers[name]
+
+    number.__name__, number.__doc__ = name, text
+    return number
 
 
-def size() -> int:
-    """How many processes the job has."""
-    return _current().size
-
-
-def local_rank() -> int:
-    """This process's number on its machine."""
-    return _current().local_rank
-
-
-def local_size() -> int:
-    """How many processes this machine has."""
-    return _current().local_size
-
-
-def cross_rank() -> int:
-    """This machine's number in the job."""
-    return _current().cross_rank
-
-
-def cross_size() -> int:
-    """How many machines the job has."""
-    return _current().cross_size
+rank = _reports("rank", "This process's number in the job.")
+size = _reports("size", "How many processes the job has.")
+local_rank = _reports("local_rank", "This process's number on its machine.")
+local_size = _reports("local_size", "How many processes this machine has.")
+cross_rank = _reports("cross_rank", "This machine's number in the job.")
+cross_size = _reports("cross_size", "How many machines the job has.")
 
 
 def is_homogeneous() -> bool:
     """Whether every machine has as many processes."""
-    job = _current()
-    return job.local_size * job.cross_size == job.size
+    return local_size() * cross_size() == size()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -327,13 +294,13 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     job = _current()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     ranks = added.ranks or []
-    if not ranks or not 0 <= ranks[0] <= ranks[-1] < job.size:
-        raise ValueError(f"a process set needs processes between 0 and {job.size - 1}, got {ranks}")
+    if not ranks or not 0 <= ranks[0] <= ranks[-1] < size():
+        raise ValueError(f"a process set needs processes between 0 and {size() - 1}, got {ranks}")
     if any(added == known for known in job.sets.values()):
         raise ValueError(f"a process set must have other processes than those known already, got {ranks} again")
     group = dist.new_group(ranks, timeout=TIMEOUT)
     number = next(number for number in count(1) if number not in job.sets)
-    added.open(number, group if job.rank in ranks else None)
+    added.open(number, group if rank() in ranks else None)
     job.sets[number] = added
     return added
 
@@ -377,8 +344,8 @@ def process_sets() -> list[ProcessSet]:
     return [process_set_by_id(number) for number in process_set_ids()]
 
 
-def _says(answer: bool, text: str) -> Callable[[], bool]:
-    def ask() -> bool:
+def _says(answer: bool, text: str) -> Callable[..., bool]:
+    def ask(verbose: bool = False) -> bool:
         return answer
 
     ask.__doc__ = text
@@ -396,7 +363,7 @@ cuda_built = _says(torch.version.cuda is not None, "Whether torch was built with
 rocm_built = _says(torch.version.hip is not None, "Whether torch was built with ROCm.")
 
 
-def nccl_built() -> int:
+def nccl_built(verbose: bool = False) -> int:
     """NCCL's version as Horovod writes it (2.18.3 is 21803), or 0."""
     if not (dist.is_nccl_available() and torch.cuda.is_available()):
         return 0

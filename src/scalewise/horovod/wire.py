@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from itertools import accumulate, groupby
 
 import torch
@@ -13,7 +14,18 @@ from scalewise.engine.processes.team import all_gather
 from scalewise.engine.sums.flat import sum_rows
 from scalewise.engine.sums.tree import fold_plan, share, split, whole_nodes
 from scalewise.horovod.negotiation import Description, Perform
-from scalewise.horovod.operations import ReduceOp
+
+
+class ReduceOp(IntEnum):
+    """How values of several processes become one."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
 
 # Types that the backends cannot add, and what they are added in.
 WIDER = {torch.bool: torch.uint8, torch.int16: torch.int32}

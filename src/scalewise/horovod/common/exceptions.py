@@ -1,5 +1,11 @@
 """The errors that scripts catch."""
 
-from scalewise.horovod.operations import HorovodInternalError, HostsUpdatedInterrupt
+from scalewise.errors import LostContact, ScalewiseError
 
-__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]
+
+class HorovodInternalError(LostContact, RuntimeError):
+    """A collective failed on this process, and so on all: tensors that do not fit, or a process that is gone."""
+
+
+class HostsUpdatedInterrupt(ScalewiseError, RuntimeError):
+    """Machines came or went. torchrun restarts the processes then, so nothing here raises it; scripts may catch it."""

@@ -6,32 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scalewise.horovod import processes
+from scalewise.horovod.processes import ccl_built, ddl_built, gloo_built, mpi_built, nccl_built
 
-
-def mpi_built(verbose: bool = False) -> bool:
-    """No."""
-    return processes.mpi_built()
-
-
-def gloo_built(verbose: bool = False) -> bool:
-    """Yes."""
-    return processes.gloo_built()
-
-
-def nccl_built(verbose: bool = False) -> int:
-    """NCCL's version, or 0."""
-    return processes.nccl_built()
-
-
-def ddl_built(verbose: bool = False) -> bool:
-    """No."""
-    return processes.ddl_built()
-
-
-def ccl_built(verbose: bool = False) -> bool:
-    """No."""
-    return processes.ccl_built()
+__all__ = ["ccl_built", "ddl_built", "env", "gloo_built", "mpi_built", "nccl_built", "num_rank_is_power_2"]
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from scalewise.extras import require
 from scalewise.horovod import processes as _processes
-from scalewise.horovod.operations import ReduceOp
 from scalewise.horovod.processes import *  # noqa: F403
 from scalewise.horovod.processes import ProcessSet, global_process_set
 from scalewise.horovod.torch import collectives
 from scalewise.horovod.torch.compression import Compression, Compressor
 from scalewise.horovod.torch.functions import allgather_object, broadcast_object, overwrite
+from scalewise.horovod.wire import ReduceOp
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is first imported
 require("keras")

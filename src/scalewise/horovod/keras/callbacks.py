@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import torch
 
-from scalewise.horovod.operations import ReduceOp
 from scalewise.horovod.processes import global_process_set, rank, size
 from scalewise.horovod.torch.collectives import allreduce
 from scalewise.horovod.torch.functions import overwrite
+from scalewise.horovod.wire import ReduceOp
 
 Logs = dict[str, Any] | None
 

@@ -4,7 +4,7 @@ import scalewise.horovod.torch as hvd
 """
 
 from scalewise.horovod import processes as _processes
-from scalewise.horovod.operations import HorovodInternalError, HostsUpdatedInterrupt, ReduceOp
+from scalewise.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from scalewise.horovod.processes import *  # noqa: F403
 from scalewise.horovod.torch import collectives as _collectives
 from scalewise.horovod.torch import elastic
@@ -14,6 +14,7 @@ from scalewise.horovod.torch.compression import Compression
 from scalewise.horovod.torch.functions import *  # noqa: F403
 from scalewise.horovod.torch.optimizer import DistributedOptimizer
 from scalewise.horovod.torch.sync_batch_norm import SyncBatchNorm
+from scalewise.horovod.wire import ReduceOp
 
 Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
 Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product

@@ -6,17 +6,20 @@ some processes. Asynchronous calls return a handle for `synchronize` and `poll`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
 
 from scalewise.horovod import wire
-from scalewise.horovod.negotiation import Description, Handle, describe
-from scalewise.horovod.operations import HorovodInternalError, ReduceOp, chosen
+from scalewise.horovod.common.exceptions import HorovodInternalError
+from scalewise.horovod.negotiation import Description, Handle, Perform, describe
 from scalewise.horovod.processes import ProcessSet, global_process_set, rank
 from scalewise.horovod.torch.compression import Compression, Compressor
+from scalewise.horovod.wire import ReduceOp
 
 __all__ = [
     "allgather",
@@ -49,29 +52,77 @@ __all__ = [
 ]
 
 
-def _start(
-    tensors: Sequence[Tensor],
-    into: Sequence[Tensor],
-    name: str | None,
-    op: ReduceOp,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
-    single: bool,
-) -> Handle:
-    """Start a reduction whose results overwrite `into`: the tensors themselves, or copies of them."""
-    if op is ReduceOp.Adasum:
-        _check_adasum(tensors, process_set)
-    work = [tensor.detach() if tensor.is_contiguous() else tensor.detach().contiguous() for tensor in into]
-    reduce = wire.reduce_together(work, op, *factors)
+P = ParamSpec("P")
 
-    def perform(group: torch.distributed.ProcessGroup) -> Any:  # noqa: ANN401
-        reduce(group)
-        for target, result in zip(into, work, strict=True):
+
+def _waiting(start: Callable[P, Handle], description: str) -> Callable[P, Any]:
+    """The collective that waits for the one that `start` starts."""
+
+    @functools.wraps(start)
+    def finished(*arguments: P.args, **named: P.kwargs) -> Any:  # noqa: ANN401
+        return synchronize(start(*arguments, **named))
+
+    finished.__name__, finished.__doc__ = start.__name__.replace("_async", ""), description
+    return finished
+
+
+def _on_copies(start: Callable[P, Handle], description: str) -> Callable[P, Handle]:
+    """The collective whose results overwrite copies of its first argument: a tensor, or several."""
+    signature = inspect.signature(start)
+
+    @functools.wraps(start)
+    def started(*arguments: P.args, **named: P.kwargs) -> Handle:
+        given = signature.bind(*arguments, **named)
+        first = next(iter(given.arguments))
+        tensors = given.arguments[first]
+        given.arguments[first] = _copies([tensors])[0] if isinstance(tensors, Tensor) else _copies(tensors)
+        return start(*given.args, **given.kwargs)
+
+    started.__name__, started.__doc__ = start.__name__.removesuffix("_"), description
+    return started
+
+
+def chosen(op: ReduceOp | None, average: bool | None) -> ReduceOp:
+    """The reduction, also from `average`, which older scripts give.
+
+    >>> chosen(None, None).name, chosen(None, False).name
+    ('Average', 'Sum')
+    """
+    if average is None:
+        return ReduceOp.Average if op is None else ReduceOp(op)
+    if op is not None:
+        raise ValueError(f"give op or average, not both; got op={ReduceOp(op).name} and average={average}")
+    return ReduceOp.Average if average else ReduceOp.Sum
+
+
+def in_place(tensors: Sequence[Tensor], collective: Callable[[list[Tensor]], Perform]) -> Perform:
+    """A collective on contiguous tensors, whose results overwrite `tensors`, contiguous or not."""
+    work = [tensor.detach().contiguous() for tensor in tensors]
+    overwrite = collective(work)
+
+    def perform(group: torch.distributed.ProcessGroup) -> list[Tensor]:
+        overwrite(group)
+        for target, result in zip(tensors, work, strict=True):
             if target.data_ptr() != result.data_ptr():
                 target.detach().copy_(result)
-        return into[0] if single else [*into]
+        return [*tensors]
 
-    return process_set.ask("allreduce", name, describe("allreduce", tensors, op, *factors), perform)
+    return perform
+
+
+def _first(perform: Perform) -> Perform:
+    """The only tensor of a group of one."""
+    return lambda group: perform(group)[0]
+
+
+def _reduction(
+    tensors: Sequence[Tensor], op: ReduceOp, factors: tuple[float, float], process_set: ProcessSet
+) -> tuple[Description, Perform]:
+    """What must be the same on every process, and the reduction itself, in place."""
+    if op is ReduceOp.Adasum:
+        _check_adasum(tensors, process_set)
+    perform = in_place(tensors, lambda work: wire.reduce_together(work, op, *factors))
+    return describe("allreduce", tensors, op, *factors), perform
 
 
 def _check_adasum(tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
@@ -88,20 +139,6 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
 
 
-def allreduce_async(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start to reduce a tensor over processes; the average by default."""
-    factors = prescale_factor, postscale_factor
-    return _start([tensor], _copies([tensor]), name, chosen(op, average), factors, process_set, single=True)
-
-
 def allreduce_async_(
     tensor: Tensor,
     average: bool | None = None,
@@ -111,25 +148,30 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start to reduce a tensor over processes, in place."""
+    """Start to reduce a tensor over processes, in place; the average by default."""
     factors = prescale_factor, postscale_factor
-    return _start([tensor], [tensor], name, chosen(op, average), factors, process_set, single=True)
+    description, perform = _reduction([tensor], chosen(op, average), factors, process_set)
+    return process_set.ask("allreduce", name, description, _first(perform))
 
 
-def allreduce_(
-    tensor: Tensor,
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
     average: bool | None = None,
     name: str | None = None,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Tensor:
-    """Reduce a tensor over processes, in place."""
-    result: Tensor = synchronize(
-        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
-    return result
+) -> Handle:
+    """Start to reduce several tensors as one, in place."""
+    factors = prescale_factor, postscale_factor
+    return process_set.ask("allreduce", name, *_reduction(tensors, chosen(op, average), factors, process_set))
+
+
+allreduce_async = _on_copies(allreduce_async_, "Start to reduce a tensor over processes; the average by default.")
+allreduce_ = _waiting(allreduce_async_, "Reduce a tensor over processes, in place.")
+grouped_allreduce_async = _on_copies(grouped_allreduce_async_, "Start to reduce several tensors as one.")
+grouped_allreduce_ = _waiting(grouped_allreduce_async_, "Reduce several tensors as one, in place.")
 
 
 def allreduce(
@@ -144,51 +186,7 @@ def allreduce(
 ) -> Tensor:
     """A tensor reduced over processes; the average by default."""
     factors = prescale_factor, postscale_factor
-    return _reduced([tensor], name, compression, chosen(op, average), factors, process_set)[0]
-
-
-def grouped_allreduce_async(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start to reduce several tensors as one."""
-    factors = prescale_factor, postscale_factor
-    return _start(tensors, _copies(tensors), name, chosen(op, average), factors, process_set, single=False)
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start to reduce several tensors as one, in place."""
-    factors = prescale_factor, postscale_factor
-    return _start(tensors, tensors, name, chosen(op, average), factors, process_set, single=False)
-
-
-def grouped_allreduce_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[Tensor]:
-    """Reduce several tensors as one, in place."""
-    result: list[Tensor] = synchronize(
-        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
-    return result
+    return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
 
 def grouped_allreduce(
@@ -202,21 +200,22 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """Several tensors reduced as one."""
-    factors = prescale_factor, postscale_factor
-    return _reduced(tensors, name, compression, chosen(op, average), factors, process_set)
+    how = name, chosen(op, average), (prescale_factor, postscale_factor), process_set
+    return _compressed(_Allreduce, tensors, compression, *how)
 
 
-def _reduced(
-    tensors: Sequence[Tensor],
-    name: str | None,
-    compression: Compressor,
-    op: ReduceOp,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
+def _compressed(
+    function: type[torch.autograd.Function], tensors: Sequence[Tensor], compression: Compressor, *how: object
 ) -> list[Tensor]:
+    """A collective that gradients flow through, on compressed tensors."""
     packed = [compression.compress(tensor) for tensor in tensors]
-    reduced = _Allreduce.apply(name, op, factors, process_set, *(tensor for tensor, _ in packed))  # type: ignore[no-untyped-call]
+    reduced = function.apply(*how, *(tensor for tensor, _ in packed))
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, packed, strict=True)]
+
+
+def _check_differentiable(op: ReduceOp) -> None:
+    if op not in (ReduceOp.Average, ReduceOp.Sum):
+        raise NotImplementedError(f"gradients flow through Average and Sum only, got {op.name}")
 
 
 class _Allreduce(torch.autograd.Function):
@@ -232,14 +231,14 @@ class _Allreduce(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.how = op, factors, process_set
-        return tuple(synchronize(_start(tensors, _copies(tensors), name, op, factors, process_set, single=False)))
+        return tuple(grouped_allreduce_async(tensors, None, name, op, *factors, process_set).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
         op, factors, process_set = ctx.how
-        if op not in (ReduceOp.Average, ReduceOp.Sum):
-            raise NotImplementedError(f"gradients flow through Average and Sum only, got {op.name}")
-        return None, None, None, None, *_reduced(gradients, None, Compression.none, op, factors, process_set)
+        _check_differentiable(op)
+        reduced = _compressed(_Allreduce, gradients, Compression.none, None, op, factors, process_set)
+        return None, None, None, None, *reduced
 
 
 def sparse_allreduce_async(
@@ -253,25 +252,22 @@ def sparse_allreduce_async(
     return process_set.ask("sparse_allreduce", name, description, wire.reduce_sparse(tensor.detach(), op))
 
 
-def _as_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors with a first dimension: a number is one row."""
-    return [tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor.detach().contiguous() for tensor in tensors]
+def _gathering(tensors: Sequence[Tensor]) -> tuple[Description, Perform]:
+    rows = [tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor.detach().contiguous() for tensor in tensors]
+    return describe("allgather", rows, free_rows=True), wire.gather(rows)  # a number is one row
 
 
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Start to concatenate every process's rows; processes may have other numbers of them."""
-    rows = _as_rows([tensor])
-    gather = wire.gather(rows)
-    description = describe("allgather", rows, free_rows=True)
-    return process_set.ask("allgather", name, description, lambda group: gather(group)[0])
+    description, gather = _gathering([tensor])
+    return process_set.ask("allgather", name, description, _first(gather))
 
 
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start to gather several tensors as one."""
-    rows = _as_rows(tensors)
-    return process_set.ask("allgather", name, describe("allgather", rows, free_rows=True), wire.gather(rows))
+    return process_set.ask("allgather", name, *_gathering(tensors))
 
 
 class _Allgather(torch.autograd.Function):
@@ -305,47 +301,18 @@ def grouped_allgather(
     return [*_Allgather.apply(name, process_set, *tensors)]  # type: ignore[no-untyped-call]
 
 
-def _broadcast(tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Handle:
-    """Start to overwrite a tensor."""
-    work = tensor.detach().contiguous()
-    send = wire.broadcast_together([work], root_rank)
-
-    def perform(group: torch.distributed.ProcessGroup) -> Tensor:
-        send(group)
-        if work.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(work)
-        return tensor
-
-    return process_set.ask("broadcast", name, describe("broadcast", [work], f"from {root_rank}"), perform)
-
-
-def _check_root(root_rank: int, process_set: ProcessSet) -> None:
-    if root_rank not in (process_set.ranks or []):
-        raise ValueError(f"root_rank must be a process of {process_set}, got {root_rank}")
-
-
-def broadcast_async(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Start to fetch one process's tensor."""
-    _check_root(root_rank, process_set)
-    return _broadcast(_copies([tensor])[0], root_rank, name, process_set)
-
-
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start to overwrite a tensor with one process's."""
-    _check_root(root_rank, process_set)
-    return _broadcast(tensor, root_rank, name, process_set)
+    if root_rank not in (process_set.ranks or []):
+        raise ValueError(f"root_rank must be a process of {process_set}, got {root_rank}")
+    perform = in_place([tensor], lambda work: wire.broadcast_together(work, root_rank))
+    return process_set.ask("broadcast", name, describe("broadcast", [tensor], f"from {root_rank}"), _first(perform))
 
 
-def broadcast_(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Tensor:
-    """Overwrite a tensor with one process's."""
-    result: Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
-    return result
+broadcast_async = _on_copies(broadcast_async_, "Start to fetch one process's tensor.")
+broadcast_ = _waiting(broadcast_async_, "Overwrite a tensor with one process's.")
 
 
 class _Broadcast(torch.autograd.Function):
@@ -438,23 +405,14 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
-def _scatter(
-    tensors: Sequence[Tensor],
-    name: str | None,
-    op: ReduceOp,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
-    single: bool = False,
-) -> Handle:
+def _scattering(tensors: Sequence[Tensor], op: ReduceOp, factors: tuple[float, float]) -> tuple[Description, Perform]:
     op = ReduceOp(op)
     if op is ReduceOp.Adasum:
         raise HorovodInternalError("reducescatter cannot do Adasum; use op=hvd.Average, or allreduce")
     if any(tensor.ndim == 0 for tensor in tensors):
         raise HorovodInternalError("reducescatter shares rows among processes, got a number without a dimension")
     held = [tensor.detach() for tensor in tensors]
-    description = describe("reducescatter", held, op, *factors)
-    scatter = wire.scatter_rows(held, op, *factors)
-    return process_set.ask("reducescatter", name, description, (lambda group: scatter(group)[0]) if single else scatter)
+    return describe("reducescatter", held, op, *factors), wire.scatter_rows(held, op, *factors)
 
 
 def reducescatter_async(
@@ -466,7 +424,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start to reduce a tensor, of which each process gets some rows."""
-    return _scatter([tensor], name, op, (prescale_factor, postscale_factor), process_set, single=True)
+    description, scatter = _scattering([tensor], op, (prescale_factor, postscale_factor))
+    return process_set.ask("reducescatter", name, description, _first(scatter))
 
 
 def grouped_reducescatter_async(
@@ -478,7 +437,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start to reduce several tensors, of which each process gets some rows."""
-    return _scatter(tensors, name, op, (prescale_factor, postscale_factor), process_set)
+    return process_set.ask("reducescatter", name, *_scattering(tensors, op, (prescale_factor, postscale_factor)))
 
 
 class _Reducescatter(torch.autograd.Function):
@@ -494,13 +453,12 @@ class _Reducescatter(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.how = op, factors, process_set
-        return tuple(synchronize(_scatter(tensors, name, op, factors, process_set)))
+        return tuple(grouped_reducescatter_async(tensors, name, op, process_set, *factors).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
         op, factors, process_set = ctx.how
-        if op not in (ReduceOp.Average, ReduceOp.Sum):
-            raise NotImplementedError(f"gradients flow through Average and Sum only, got {op.name}")
+        _check_differentiable(op)
         factor = factors[0] * factors[1] * (process_set.size() if op is ReduceOp.Sum else 1)
         return None, None, None, None, *grouped_allgather([g * factor for g in gradients], process_set=process_set)
 
@@ -529,10 +487,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """This process's rows of several tensors reduced over processes."""
-    packed = [compression.compress(tensor) for tensor in tensors]
-    factors = prescale_factor, postscale_factor
-    reduced = _Reducescatter.apply(name, op, factors, process_set, *(tensor for tensor, _ in packed))  # type: ignore[no-untyped-call]
-    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, packed, strict=True)]
+    how = name, op, (prescale_factor, postscale_factor), process_set
+    return _compressed(_Reducescatter, tensors, compression, *how)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

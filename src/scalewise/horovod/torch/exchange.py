@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from scalewise.engine.sums.tree import FoldPlan, fold_plan, share
 from scalewise.horovod import wire
 from scalewise.horovod.negotiation import Handle, describe
-from scalewise.horovod.operations import ReduceOp
 from scalewise.horovod.processes import ProcessSet
 from scalewise.horovod.torch.collectives import grouped_allreduce_async_, sparse_allreduce_async, synchronize
 from scalewise.horovod.torch.compression import Compression, Compressor
 from scalewise.horovod.torch.functions import broadcast_object
+from scalewise.horovod.wire import ReduceOp
 
 Reduction = Literal["allreduce", "ordered"]
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from scalewise.horovod import wire
 from scalewise.horovod.negotiation import Description, describe
 from scalewise.horovod.processes import ProcessSet, global_process_set, rank
-from scalewise.horovod.torch.collectives import synchronize
+from scalewise.horovod.torch.collectives import in_place, synchronize
 
 __all__ = [
     "allgather_object",
@@ -46,15 +46,10 @@ def overwrite(tensors: Iterable[Tensor], root_rank: int, process_set: ProcessSet
     """Overwrite tensors with one process's, many in one message."""
     handles = []
     for part in _portions(tensors):
-        work = [tensor.detach().contiguous() for tensor in part]
-        description = describe("broadcast", work, f"from {root_rank}")
-        handle = process_set.ask("broadcast", None, description, wire.broadcast_together(work, root_rank))
-        handles.append((handle, part, work))
-    for handle, part, work in handles:
+        perform = in_place(part, lambda work: wire.broadcast_together(work, root_rank))
+        handles.append(process_set.ask("broadcast", None, describe("broadcast", part, f"from {root_rank}"), perform))
+    for handle in handles:
         synchronize(handle)
-        for tensor, received in zip(part, work, strict=True):
-            if tensor.data_ptr() != received.data_ptr():
-                tensor.detach().copy_(received)
 
 
 def _portions(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

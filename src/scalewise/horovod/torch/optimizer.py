@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scalewise.errors import UsageError
-from scalewise.horovod.operations import ReduceOp
 from scalewise.horovod.processes import ProcessSet, global_process_set, size
 from scalewise.horovod.torch.collectives import grouped_allreduce_
 from scalewise.horovod.torch.compression import Compression, Compressor
 from scalewise.horovod.torch.exchange import Exchange, Manner, Reduction, named_of
+from scalewise.horovod.wire import ReduceOp
 
 TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from scalewise.horovod.operations import ReduceOp
 from scalewise.horovod.processes import ProcessSet, global_process_set
 from scalewise.horovod.torch.collectives import allreduce
+from scalewise.horovod.wire import ReduceOp
 
 
 class SyncBatchNorm(_BatchNorm):
