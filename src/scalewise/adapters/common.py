@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def recipe_of(optimizer: Optimizer, worker_batch: int, epochs: float) -> Recipe:
     fields: dict[str, Any] = {"worker_batch": worker_batch, "epochs": float(epochs), "lr": float(group["lr"])}
     fields["weight_decay"] = float(group.get("weight_decay", 0.0))
     if type(optimizer) is torch.optim.SGD:
-        fields |= _sgd(group)
+        fields |= sgd_fields(group)
     elif type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
         beta1, beta2 = group["betas"]
         name = "adamw" if type(optimizer) is torch.optim.AdamW else "adam"
@@ -89,7 +90,8 @@ def recipe_of(optimizer: Optimizer, worker_batch: int, epochs: float) -> Recipe:
     return Recipe(**fields)
 
 
-def _sgd(group: dict[str, Any]) -> dict[str, Any]:
+def sgd_fields(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's fields for SGD's momentum and nesterov."""
     if not group["momentum"]:
         return {"optimizer": "sgd"}
     return {"optimizer": "nesterov" if group["nesterov"] else "momentum", "momentum": float(group["momentum"])}
@@ -108,6 +110,22 @@ def _unreadable(got: str) -> TaskError:
         f"a recipe can be read from torch.optim's SGD, Adam and AdamW with the same settings for all parameters, got "
         f"{got}; {WAY_OUT}"
     )
+
+
+class Watching:
+    """What the callbacks of all libraries share."""
+
+    watcher: Watcher | None = None
+
+    def __init__(self, out: str | Path = "watch", show: bool = True) -> None:
+        """Nothing is watched yet.
+
+        Arguments:
+            out: a folder; each process writes its own file there.
+            show: print the noise scale and the findings when training ends.
+        """
+        super().__init__()
+        self._out, self._show = Path(out), show
 
 
 def noise_values(watcher: Watcher) -> dict[str, float]:
@@ -151,6 +169,12 @@ def data_of(data: Any) -> Data:  # noqa: ANN401  (whatever a library takes)
     if isinstance(data, Tensor | np.ndarray | tuple | list | dict) or not hasattr(data, "__getitem__"):
         return tree_map(_narrow, data)
     return Rows(data) if len(data) and isinstance(data[0], Mapping) else data
+
+
+def parts_of(train: Data, test: Data, validation: Data | None) -> dict[str, Data]:
+    """A task's data by the names of its fields; without validation data, none."""
+    given = {"train": train, "test": test, "validation": validation}
+    return {name: data_of(data) for name, data in given.items() if data is not None}
 
 
 def _narrow(leaf: Any) -> Any:  # noqa: ANN401

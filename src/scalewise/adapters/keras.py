@@ -8,23 +8,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from scalewise.adapters.common import WAY_OUT, Shell, data_of, first_sample, noise_values, samples_in
+from scalewise.adapters.common import (
+    WAY_OUT,
+    Shell,
+    Watching,
+    first_sample,
+    noise_values,
+    parts_of,
+    samples_in,
+    sgd_fields,
+)
 from scalewise.errors import RunFolderError, TaskError, UsageError
 from scalewise.extras import require
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Batch, Data, Loss, Task
 from scalewise.watch.watcher import Watcher
 
-os.environ.setdefault("KERAS_BACKEND", "torch")
+os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is first imported
 require("keras")
 
+import keras  # noqa: E402
 
 if keras.backend.backend() != "torch":
     raise UsageError(
@@ -34,23 +43,12 @@ if keras.backend.backend() != "torch":
 EPOCHS = 5.0
 
 
-class Scalewise(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not there for a type checker
+class Scalewise(Watching, keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not there for a type checker
     """Watches `model.fit`: `model.fit(…, callbacks=[Scalewise()])`.
 
     At the end the noise scale stands in the history, and the findings are printed; `scalewise doctor <out>` shows them
     again.
     """
-
-    def __init__(self, out: str | Path = "watch", show: bool = True) -> None:
-        """Nothing is watched yet.
-
-        Arguments:
-            out: a folder; each process writes its own file there.
-            show: print the noise scale and the findings when training ends.
-        """
-        super().__init__()
-        self._out, self._show = Path(out), show
-        self.watcher: Watcher | None = None
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Begin to watch, before the first step."""
@@ -122,9 +120,7 @@ def task(
     built = model()
     if built.optimizer is None or not built.compiled:
         raise TaskError("a task needs a compiled Keras model, got one without loss and optimizer; call compile() on it")
-    data = {"train": data_of(train), "test": data_of(test)}
-    if validation is not None:
-        data["validation"] = data_of(validation)
+    data = parts_of(train, test, validation)
     inputs, target, *_ = first_sample(data["train"])  # a model may not know its shapes yet, nor its metrics' names
     if recipe is None:
         recipe = recipe_of(built.optimizer, worker_batch, epochs)
@@ -190,9 +186,7 @@ def recipe_of(optimizer: Any, worker_batch: int, epochs: float) -> Recipe:  # no
     fields["weight_decay"] = float(settings.get("weight_decay") or 0.0)
     fields["clip_norm"] = settings.get("global_clipnorm")
     if name == "sgd":
-        momentum = float(settings["momentum"])
-        kind = "nesterov" if settings["nesterov"] else "momentum"
-        fields |= {"optimizer": kind, "momentum": momentum} if momentum else {"optimizer": "sgd"}
+        fields |= sgd_fields(settings)
     else:
         fields |= {"optimizer": name, "beta1": settings["beta_1"], "beta2": settings["beta_2"]}
         fields["epsilon"] = settings["epsilon"]
@@ -219,10 +213,6 @@ def load(model: keras.Model, run: str | Path) -> keras.Model:
     for name, variable in weight_names(model).items():
         variable.assign(stored[name])
     return model
-
-
-os.environ.setdefault("KERAS_BACKEND", "torch")
-require("keras")
 
 
 NORMS: dict[int, type[_BatchNorm]] = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from scalewise.adapters.common import WAY_OUT, Shell, data_of, noise_values, recipe_of, samples_in
+from scalewise.adapters.common import WAY_OUT, Shell, Watching, noise_values, parts_of, recipe_of, samples_in
 from scalewise.errors import TaskError
 from scalewise.extras import require
 from scalewise.recipe import Recipe
@@ -31,23 +30,14 @@ TRAINING, EVALUATION = ("training_step",), ("validation_step", "test_step", "tra
 EPOCHS = 5.0
 
 
-class Scalewise(Callback):  # type: ignore[misc]  # Lightning is not there for a type checker
+class Scalewise(Watching, Callback):  # type: ignore[misc]  # Lightning is not there for a type checker
     """Watches a Trainer's loop: `Trainer(callbacks=[Scalewise()])`.
 
     At the end the noise scale goes to the Trainer's logger, and the findings are printed; `scalewise doctor <out>`
     shows them again.
     """
 
-    def __init__(self, out: str | Path = "watch", show: bool = True) -> None:
-        """Nothing is watched yet.
-
-        Arguments:
-            out: a folder; each process writes its own file there.
-            show: print the noise scale and the findings when training ends.
-        """
-        self._out, self._show = Path(out), show
-        self.watcher: Watcher | None = None
-        self._shell: Shell | None = None
+    _shell: Shell | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to watch, before the first step."""
@@ -117,12 +107,9 @@ def task(
     loaded = train.batch_size if isinstance(train, DataLoader) else None
     if recipe is None:
         recipe = recipe_of(_optimizer(module()), worker_batch or loaded or 32, epochs)
-    data = {"train": data_of(train), "test": data_of(test)}
-    if validation is not None:
-        data["validation"] = data_of(validation)
-    step = _Step(weight)
+    data = parts_of(train, test, validation)
     names: dict[str, Any] = {"name": getattr(module, "__name__", "lightning").lower(), "recipe": recipe}
-    return Task(model=module, step=step, **data, **(names | fields))
+    return Task(model=module, step=_Step(weight), **data, **(names | fields))
 
 
 def _loaders(datamodule: LightningDataModule) -> tuple[Any, Any, Any]:

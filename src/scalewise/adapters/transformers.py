@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scalewise.adapters.common import data_of, length_of, noise_values, samples_in
+from scalewise.adapters.common import Watching, length_of, noise_values, parts_of, samples_in
 from scalewise.errors import TaskError
 from scalewise.extras import require
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Batch, Data, Loss, Task
-from scalewise.watch.watcher import Watcher, watch
+from scalewise.watch.watcher import watch
 
 require("transformers")
 
@@ -28,22 +27,12 @@ SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "co
 USUAL = Recipe(worker_batch=8, epochs=3.0, optimizer="adamw", lr=5e-5, schedule="linear", clip_norm=1.0)
 
 
-class Scalewise(TrainerCallback):  # type: ignore[misc]  # Transformers is not there for a type checker
+class Scalewise(Watching, TrainerCallback):  # type: ignore[misc]  # Transformers is not there for a type checker
     """Watches the Trainer's loop: `Trainer(…, callbacks=[Scalewise()])`.
 
     At the end the noise scale stands in the Trainer's log history, and the findings are printed; `scalewise doctor
     <out>` shows them again.
     """
-
-    def __init__(self, out: str | Path = "watch", show: bool = True) -> None:
-        """Nothing is watched yet.
-
-        Arguments:
-            out: a folder; each process writes its own file there.
-            show: print the noise scale and the findings when training ends.
-        """
-        self._out, self._show = Path(out), show
-        self.watcher: Watcher | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:  # noqa: ANN401
         """Begin to watch, before the first step."""
@@ -89,9 +78,7 @@ def task(
         weight: what a batch counts, where the model's own loss is a mean over something else.
         fields: further fields of `sw.Task`, such as metric or buffers.
     """
-    data = {"train": data_of(train), "test": data_of(test)}
-    if validation is not None:
-        data["validation"] = data_of(validation)
+    data = parts_of(train, test, validation)
     chosen = recipe or (USUAL if arguments is None else recipe_of(arguments, length_of(data["train"])))
     defaults: dict[str, Any] = {"name": "transformers", "recipe": chosen}
     return Task(model=model, step=lambda made, batch: _step(made, batch, weight), **data, **(defaults | fields))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,13 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from scalewise.errors import TaskError
+
+
+def next_momentum(norm: _BatchNorm) -> float:
+    """Count a batch; the share of its statistics in the running ones: momentum, or 1 ÷ batches so far."""
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    return 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
 
 
 class _GhostBatchNorm(_BatchNorm):
@@ -56,9 +63,7 @@ class _GhostBatchNorm(_BatchNorm):
         groups = input.split(self.ghost_batch)
         if self.running_mean is None or self.running_var is None or not self.track_running_stats:
             return torch.cat([self._normalized(group, None, None, 0.0) for group in groups])
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        factor = next_momentum(self)
         means = self.running_mean.repeat(len(groups), 1)  # (group, feature)
         variances = self.running_var.repeat(len(groups), 1)
         outputs = [
@@ -102,11 +107,7 @@ def to_ghost_batch_norm(model: nn.Module, ghost_batch: int) -> nn.Module:
 
     A batch norm of another kind (SyncBatchNorm, a lazy one, a class of your own) is refused.
     """
-
-    def ghost(norm: _BatchNorm, kind: type[_GhostBatchNorm]) -> _GhostBatchNorm:
-        return kind(norm.num_features, ghost_batch, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-
-    return convert(model, GHOST_KINDS, ghost)
+    return convert(model, GHOST_KINDS, ghost_batch=ghost_batch)
 
 
 # This worker's numbers -> (worker, number), and whether this worker is the first one of its process.
@@ -118,7 +119,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, mean: Tensor, scale: Tensor, count: float, exchange: Exchange) -> Tensor:  # noqa: ANN401
-        normalized = (input - _spread(mean, input)) * _spread(scale, input)
+        normalized = (input - spread(mean, input)) * spread(scale, input)
         ctx.save_for_backward(normalized, scale)
         ctx.count, ctx.exchange = count, exchange
         return normalized
@@ -127,12 +128,12 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         (gradient,) = gradients
         normalized, scale = ctx.saved_tensors
-        dims = _all_but_channels(gradient)
+        dims = all_but_channels(gradient)
         own = torch.cat([gradient.sum(dims), (gradient * normalized).sum(dims)])
         everybody, _ = ctx.exchange(own)
         plain, weighted = (everybody.sum(0) / ctx.count).chunk(2)
-        rest = gradient - _spread(plain, gradient) - normalized * _spread(weighted, gradient)
-        return rest * _spread(scale, gradient), None, None, None, None
+        rest = gradient - spread(plain, gradient) - normalized * spread(weighted, gradient)
+        return rest * spread(scale, gradient), None, None, None, None
 
 
 class _GlobalBatchNorm(_BatchNorm):
@@ -151,15 +152,13 @@ class _GlobalBatchNorm(_BatchNorm):
         normalized: Tensor = _Normalize.apply(input, mean, scale, count, self.exchange)  # type: ignore[no-untyped-call]
         if not self.affine:
             return normalized
-        return normalized * _spread(self.weight, input) + _spread(self.bias, input)
+        return normalized * spread(self.weight, input) + spread(self.bias, input)
 
     def _remember(self, count: float, mean: Tensor, variance: Tensor) -> None:
         """Move the running statistics, once per process: they are the same for all workers."""
         if self.running_mean is None or self.running_var is None:
             return
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        factor = next_momentum(self)
         self.running_mean.lerp_(mean, factor)
         self.running_var.lerp_(variance * (count / max(count - 1, 1)), factor)
 
@@ -185,11 +184,7 @@ GLOBAL_KINDS: dict[type[nn.Module], type[_GlobalBatchNorm]] = {
 
 def to_global_batch_norm(model: nn.Module) -> nn.Module:
     """The same model with the statistics of every batch norm over all workers; parameters and names are kept."""
-
-    def build(norm: _BatchNorm, kind: type[_GlobalBatchNorm]) -> _GlobalBatchNorm:
-        return kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-
-    return convert(model, GLOBAL_KINDS, build)
+    return convert(model, GLOBAL_KINDS)
 
 
 @contextmanager
@@ -207,9 +202,9 @@ def exchanging(model: nn.Module, exchange: Exchange) -> Iterator[None]:
 
 def _moments(input: Tensor) -> Tensor:
     """One worker's count, means and sums of squared deviations, (1 + 2 · channel,)."""
-    dims = _all_but_channels(input)
+    dims = all_but_channels(input)
     mean = input.mean(dims)
-    deviations = (input - _spread(mean, input)).square().sum(dims)
+    deviations = (input - spread(mean, input)).square().sum(dims)
     return torch.cat([mean.new_tensor([input.numel() / input.shape[1]]), mean, deviations])
 
 
@@ -223,20 +218,17 @@ def _combined(everybody: Tensor) -> tuple[float, Tensor, Tensor]:
     return float(count), mean, variance
 
 
-def _all_but_channels(input: Tensor) -> list[int]:
+def all_but_channels(input: Tensor) -> list[int]:
+    """The dimensions that statistics are taken over."""
     return [0, *range(2, input.ndim)]
 
 
-def _spread(channels: Tensor, like: Tensor) -> Tensor:
+def spread(channels: Tensor, like: Tensor) -> Tensor:
+    """A number per channel, shaped to go with (sample, channel, …)."""
     return channels.view(1, -1, *[1] * (like.ndim - 2))
 
 
-Norm = TypeVar("Norm", bound=_BatchNorm)
-
-
-def convert(
-    model: nn.Module, kinds: Mapping[type[nn.Module], type[Norm]], build: Callable[[_BatchNorm, type[Norm]], Norm]
-) -> nn.Module:
+def convert(model: nn.Module, kinds: Mapping[type[nn.Module], type[_BatchNorm]], **options: int) -> nn.Module:
     """The same model with every layer whose type is in `kinds` rebuilt; parameters, buffers, names, hooks stay.
 
     A layer that stands in several places stays one layer.
@@ -255,7 +247,7 @@ def convert(
             kind = kinds.get(type(module))
             if kind is not None:
                 assert isinstance(module, _BatchNorm)
-                found[module] = _rebuilt(module, build(module, kind))
+                found[module] = _rebuilt(module, kind, options)
             else:
                 for name, child in [*module._modules.items()]:
                     if child is not None:
@@ -265,8 +257,10 @@ def convert(
     return converted(model)
 
 
-def _rebuilt(module: _BatchNorm, norm: Norm) -> Norm:
-    """The new layer with the tensors and hooks of the old one."""
+def _rebuilt(module: _BatchNorm, kind: type[_BatchNorm], options: Mapping[str, Any]) -> _BatchNorm:
+    """A layer of another kind with the settings, tensors and hooks of this one."""
+    names = ("num_features", "eps", "momentum", "affine", "track_running_stats")
+    norm = kind(**{name: getattr(module, name) for name in names}, **options)
     norm.train(module.training)
     for name, value in (*module._parameters.items(), *module._buffers.items()):
         setattr(norm, name, value)

@@ -8,6 +8,7 @@ May import: recipe, records, errors, files, extras. Public: `LARS`, `LAMB`, `Muo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,72 +24,53 @@ __all__ = ["LAMB", "LARS", "OPTIMIZERS", "Builder", "Muon"]
 Builder = Callable[[Iterable[Tensor], Recipe], Optimizer]
 
 
+def _rates(recipe: Recipe) -> dict[str, Any]:
+    return {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+
+
+def _moments(recipe: Recipe) -> dict[str, Any]:
+    return {**_rates(recipe), "betas": (recipe.beta1, recipe.beta2), "eps": recipe.epsilon}
+
+
 def sgd(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     """w ← w − lr·g."""
-    return torch.optim.SGD(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    return torch.optim.SGD(parameters, **_rates(recipe))
 
 
 def momentum(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     """v ← μ·v + g; w ← w − lr·v."""
-    return torch.optim.SGD(parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    return torch.optim.SGD(parameters, **_rates(recipe), momentum=recipe.momentum)
 
 
 def nesterov(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     """v ← μ·v + g; w ← w − lr·(g + μ·v)."""
-    return torch.optim.SGD(
-        parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay, nesterov=True
-    )
+    return torch.optim.SGD(parameters, **_rates(recipe), momentum=recipe.momentum, nesterov=True)
 
 
 def adam(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     """Adam (Kingma and Ba 2015); weight decay joins the gradient."""
-    betas = (recipe.beta1, recipe.beta2)
-    return torch.optim.Adam(parameters, lr=recipe.lr, betas=betas, eps=recipe.epsilon, weight_decay=recipe.weight_decay)
+    return torch.optim.Adam(parameters, **_moments(recipe))
 
 
 def adamw(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
-    betas = (recipe.beta1, recipe.beta2)
-    return torch.optim.AdamW(
-        parameters, lr=recipe.lr, betas=betas, eps=recipe.epsilon, weight_decay=recipe.weight_decay
-    )
+    return torch.optim.AdamW(parameters, **_moments(recipe))
 
 
 def lars(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     """Momentum with a rate per layer (You et al. 2017)."""
-    return LARS(
-        parameters,
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        trust_coefficient=recipe.trust_coefficient,
-        adapt_vectors=recipe.adapt_vectors,
-    )
+    options = _rates(recipe) | {"momentum": recipe.momentum, "trust_coefficient": recipe.trust_coefficient}
+    return LARS(parameters, **options, adapt_vectors=recipe.adapt_vectors)
 
 
 def lamb(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     """Adam's direction with a step per layer (You et al. 2020)."""
-    return LAMB(
-        parameters,
-        lr=recipe.lr,
-        betas=(recipe.beta1, recipe.beta2),
-        eps=recipe.epsilon,
-        weight_decay=recipe.weight_decay,
-        adapt_vectors=recipe.adapt_vectors,
-    )
+    return LAMB(parameters, **_moments(recipe), adapt_vectors=recipe.adapt_vectors)
 
 
 def muon(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     """Orthogonalized momentum for matrices (Jordan et al. 2024), AdamW for the rest."""
-    betas = (recipe.beta1, recipe.beta2)
-    return Muon(
-        parameters,
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        betas=betas,
-        eps=recipe.epsilon,
-        weight_decay=recipe.weight_decay,
-    )
+    return Muon(parameters, **_moments(recipe), momentum=recipe.momentum)
 
 
 OPTIMIZERS: dict[OptimizerName, Builder] = {

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,17 +112,11 @@ class LayerWise(Optimizer, ABC):
         super().__setstate__(state)
         self._plans = {}
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient; `closure` computes the loss and the gradients again."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for number, group in enumerate(self.param_groups):
             plan = self._plans.get(number)
             if plan is None or not plan.renew(group, self.state):

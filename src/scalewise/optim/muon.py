@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,17 +73,11 @@ class Muon(Optimizer):
             if members:
                 super().add_param_group(self._inner[rule].defaults | param_group | {"params": members, RULE: rule})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient; `closure` computes the loss and the gradients again."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             inner = self._inner[group[RULE]]
             whole = [value for value in group["params"] if group[RULE] == "adamw" or not hasattr(value, "to_local")]

@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from scalewise.horovod.processes import ProcessSet, global_process_set
 from scalewise.horovod.torch.collectives import allreduce
 from scalewise.horovod.wire import ReduceOp
+from scalewise.nn.batch_norm import all_but_channels, next_momentum, spread
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -29,28 +30,25 @@ class SyncBatchNorm(_BatchNorm):
         own = self.training or self.running_mean is None
         if not own or self.process_set.size() == 1:
             return super().forward(input)
-        dimensions = [0, *range(2, input.dim())]
+        dimensions = all_but_channels(input)
         count = input.new_full((1,), input.numel() / input.shape[1])
         sums = allreduce(torch.cat([input.sum(dimensions), count]), op=ReduceOp.Sum, process_set=self.process_set)
         mean, total = sums[:-1] / sums[-1], sums[-1].detach()
-        shape = (1, -1, *([1] * (input.dim() - 2)))
-        centred = input - mean.view(shape)
+        centred = input - spread(mean, input)
         squares = allreduce(centred.square().sum(dimensions), op=ReduceOp.Sum, process_set=self.process_set)
         variance = squares / total
         self._track(mean.detach(), variance.detach(), total)
-        output = centred * (variance + self.eps).rsqrt().view(shape)
+        output = centred * spread((variance + self.eps).rsqrt(), input)
         if self.weight is not None:
-            output = output * self.weight.view(shape) + self.bias.view(shape)
+            output = output * spread(self.weight, input) + spread(self.bias, input)
         return output
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, total: Tensor) -> None:
         if not (self.training and self.track_running_stats):
             return
-        assert self.num_batches_tracked is not None
         assert self.running_mean is not None
         assert self.running_var is not None
-        self.num_batches_tracked.add_(1)
-        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        share = next_momentum(self)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
         self.running_var.lerp_((variance * total / (total - 1)).to(self.running_var.dtype), share)
