@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalewise.engine.processes.team import all_gather
-from scalewise.horovod import timeline
 from scalewise.horovod.common.exceptions import HorovodInternalError
+from scalewise.horovod.timeline import timeline
 
 WORKING, JOINED, LEAVING = range(3)
 MOST_NEWS = 32  # requests that a process announces in one round; more wait for the next

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from scalewise.engine.processes.team import connect, leave, takes_part
 from scalewise.errors import PlacementError
-from scalewise.horovod import timeline
 from scalewise.horovod.negotiation import Description, Handle, Negotiator, Perform, Request
+from scalewise.horovod.timeline import timeline
 from scalewise.horovod.wire import with_zeros
 
 __all__ = [
@@ -64,21 +64,20 @@ TORCHRUN = {
 
 
 class _Entry:
-    """What the job stores of a set: its number, and for members the group and its negotiator."""
+    """What the job stores of a set: its number, and for members the group and its negotiator.
+
+    Two `ProcessSet`s of the same processes, both given to `init`, share one.
+    """
 
     def __init__(self, number: int, group: dist.ProcessGroup | None) -> None:
         self.number: int | None = number  # None once the set is removed
         self.negotiator = Negotiator(group, with_zeros) if group is not None else None
         self._group = group
-        self._counters: dict[str, count[int]] = {}
+        self.counters: dict[str, count[int]] = {}
 
     def next_number(self, kind: str) -> int:
         """A number that is the same on every process that asks as often."""
-        return next(self._counters.setdefault(kind, count(1)))
-
-    def restart_numbers(self) -> None:
-        """Begin at 1 again, except for optimizers, which still exist."""
-        self._counters = {kind: numbers for kind, numbers in self._counters.items() if kind == "optimizer"}
+        return next(self.counters.setdefault(kind, count(1)))
 
     def close(self) -> None:
         """Remove the set; a group of its own ends with it, and nothing here keeps the job's alive."""
@@ -160,16 +159,9 @@ class ProcessSet:
         _, entry = self._known()
         assert entry.negotiator is not None
         last = entry.negotiator.join()
-        entry.restart_numbers()  # who joined early made fewer calls
+        # Who joined early made fewer calls, so numbers begin at 1 again; optimizers still exist.
+        entry.counters = {kind: numbers for kind, numbers in entry.counters.items() if kind == "optimizer"}
         return last
-
-    def open(self, number: int, group: dist.ProcessGroup | None) -> None:
-        """Join the job; only members have a group."""
-        self._entry = _Entry(number, group)
-
-    def share(self, known: ProcessSet) -> None:
-        """Be the same set as one of the job's, with its number and its end."""
-        self._entry = known._entry
 
     def close(self) -> None:
         """Leave the job."""
@@ -213,14 +205,17 @@ def init(
     if wanted != "DYNAMIC":
         start_timeline(wanted, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") == "1")
     global_process_set.ranks = [*range(size())]
-    world = dist.group.WORLD
-    assert world is not None
-    global_process_set.open(0, world)
+    global_process_set._entry = _Entry(0, dist.group.WORLD)
     _job.sets[0] = global_process_set
     atexit.unregister(shutdown)  # of an earlier init
     atexit.register(shutdown)
-    for process_set in process_sets if process_sets and not isinstance(process_sets, str) else []:
-        _add_or_share(process_set)
+    for ranks in process_sets if process_sets and not isinstance(process_sets, str) else []:
+        added = ranks if isinstance(ranks, ProcessSet) else ProcessSet(ranks)
+        same = next((known for known in _job.sets.values() if added == known), None)
+        if same is not None:
+            added._entry = same._entry
+        else:
+            add_process_set(added)
 
 
 def _numbers() -> dict[str, int]:
@@ -300,19 +295,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise ValueError(f"a process set must have other processes than those known already, got {ranks} again")
     group = dist.new_group(ranks, timeout=TIMEOUT)
     number = next(number for number in count(1) if number not in job.sets)
-    added.open(number, group if rank() in ranks else None)
+    added._entry = _Entry(number, group if rank() in ranks else None)
     job.sets[number] = added
     return added
-
-
-def _add_or_share(process_set: ProcessSet | Sequence[int]) -> None:
-    """Add a set, or make it the same as one that the job has: `init` takes both."""
-    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    for known in _current().sets.values():
-        if added == known:
-            added.share(known)
-            return
-    add_process_set(added)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

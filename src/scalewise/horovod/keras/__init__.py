@@ -17,8 +17,8 @@ from scalewise.extras import require
 from scalewise.horovod import processes as _processes
 from scalewise.horovod.processes import *  # noqa: F403
 from scalewise.horovod.processes import ProcessSet, global_process_set
-from scalewise.horovod.torch import collectives
-from scalewise.horovod.torch.compression import Compression, Compressor
+from scalewise.horovod.torch import Adasum, Average, Compression, Max, Min, Product, Sum, collectives
+from scalewise.horovod.torch.compression import Compressor
 from scalewise.horovod.torch.functions import allgather_object, broadcast_object, overwrite
 from scalewise.horovod.wire import ReduceOp
 
@@ -34,9 +34,6 @@ if keras.backend.backend() != "torch":
     )
 
 from scalewise.horovod.keras import callbacks, elastic  # noqa: E402
-
-Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
-Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
 
 class Averaging:
@@ -182,13 +179,7 @@ def broadcast_global_variables(root_rank: int, model: Any = None) -> None:  # no
             "Keras 3 keeps no list of all variables; call broadcast_global_variables(root_rank, model), or give fit() "
             "callbacks.BroadcastGlobalVariablesCallback(root_rank)"
         )
-    broadcast_variables(variables_of(model), root_rank)
-
-
-def variables_of(model: Any) -> list[Any]:  # noqa: ANN401
-    """The variables of a model and of its optimizer."""
-    optimizer = getattr(model, "optimizer", None)
-    return [*model.variables, *(optimizer.variables if optimizer is not None and optimizer.built else [])]
+    broadcast_variables(callbacks.variables_of(model, getattr(model, "optimizer", None)), root_rank)
 
 
 def _tensor(value: Any) -> Tensor:  # noqa: ANN401

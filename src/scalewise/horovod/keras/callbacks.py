@@ -16,6 +16,11 @@ from scalewise.horovod.wire import ReduceOp
 Logs = dict[str, Any] | None
 
 
+def variables_of(model: Any, optimizer: Any) -> list[Any]:  # noqa: ANN401
+    """The variables of a model and of its optimizer, if it has one that is built."""
+    return [*model.variables, *(optimizer.variables if optimizer is not None and optimizer.built else [])]
+
+
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Start every process from one process's weights.
 
@@ -37,8 +42,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """After the first step, send everything."""
         if not self.broadcast_done:
-            optimizer = self.model.optimizer
-            self._send([*self.model.variables, *(optimizer.variables if optimizer is not None else [])])
+            self._send(variables_of(self.model, self.model.optimizer))
             self.broadcast_done = True
 
     def _send(self, variables: list[Any]) -> None:

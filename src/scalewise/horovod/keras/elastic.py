@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from scalewise.horovod.keras.callbacks import Logs
+from scalewise.horovod.keras.callbacks import Logs, variables_of
 from scalewise.horovod.processes import global_process_set
 from scalewise.horovod.torch.elastic.state import ObjectState, State, run
 from scalewise.horovod.torch.functions import overwrite
@@ -26,23 +26,20 @@ class KerasState(ObjectState):
             self.optimizer.build(model.trainable_variables)
         super().__init__(**values)
 
-    def _variables(self) -> list[Any]:
-        return [*self.model.variables, *(self.optimizer.variables if self.optimizer is not None else [])]
-
     def save(self) -> None:
         """Remember the present values."""
         super().save()
-        self._weights = [variable.value.detach().clone() for variable in self._variables()]
+        self._weights = [variable.value.detach().clone() for variable in variables_of(self.model, self.optimizer)]
 
     def restore(self) -> None:
         """Go back to what was saved."""
         super().restore()
-        for variable, value in zip(self._variables(), self._weights, strict=True):
+        for variable, value in zip(variables_of(self.model, self.optimizer), self._weights, strict=True):
             variable.assign(value)
 
     def sync(self) -> None:
         """Give every process the values of process 0."""
-        overwrite([variable.value for variable in self._variables()], 0, global_process_set)
+        overwrite([variable.value for variable in variables_of(self.model, self.optimizer)], 0, global_process_set)
         super().sync()
 
     def saved(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -91,9 +91,8 @@ class Exchange:
     ) -> None:
         self.manner = manner
         self.passes = passes
-        self._prefix = (
-            f"optimizer.{manner.process_set.next_number('optimizer')}"  # optimizers may be under way together
-        )
+        # optimizers may be under way together
+        self._prefix = f"optimizer.{manner.process_set.next_number('optimizer')}"
         self._names = {parameter: name for name, parameter in named.items()}
         self._parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self._groups = groups
@@ -167,8 +166,9 @@ class Exchange:
         dense_only = self.manner.sparse_as_dense
         sparse = [n for n, p in self._parameters.items() if p.grad is not None and p.grad.is_sparse and not dense_only]
         came = dict.fromkeys([*self._order, *self._parameters])
-        chosen = broadcast_object(([*came], sparse), self._root(), process_set=self.manner.process_set)
-        order, sparse_names = chosen
+        process_set = self.manner.process_set
+        assert process_set.ranks is not None
+        order, sparse_names = broadcast_object(([*came], sparse), process_set.ranks[0], process_set=process_set)
         if set(order) != set(self._parameters):
             raise ValueError(
                 f"every process must have the same parameters, got {sorted(set(order) ^ set(self._parameters))} on "
@@ -176,10 +176,6 @@ class Exchange:
             )
         self._sparse = [self._parameters[name] for name in sparse_names]
         self._arrange(self._grouped([self._parameters[name] for name in order if name not in sparse_names]))
-
-    def _root(self) -> int:
-        assert self.manner.process_set.ranks is not None
-        return self.manner.process_set.ranks[0]
 
     def _grouped(self, parameters: list[nn.Parameter]) -> list[Bucket]:
         """Buckets by size, or by the groups that the script asks for."""
@@ -250,7 +246,8 @@ class Exchange:
         bucket.handle = grouped_allreduce_async_([packed], None, bucket.name, op, before, after, manner.process_set)
 
     def _fill(self, bucket: Bucket) -> None:
-        gradients = [_dense(parameter) for parameter in bucket.parameters]
+        known = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
+        gradients = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in known]
         if not self.manner.divided_first:
             torch._foreach_copy_(bucket.views[0], gradients)
             return
@@ -282,17 +279,3 @@ class Exchange:
             return
         gradients = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
         torch._foreach_copy_(gradients, bucket.views[0])
-
-
-def _dense(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-
-
-def named_of(groups: Iterable[dict[str, list[nn.Parameter]]]) -> dict[str, nn.Parameter]:
-    """Names for parameters that have none."""
-    return {
-        f"allreduce.noname.{number}.{index}": parameter
-        for number, group in enumerate(groups)
-        for index, parameter in enumerate(group["params"])
-    }

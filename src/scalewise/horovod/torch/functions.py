@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from scalewise.horovod import wire
 from scalewise.horovod.negotiation import Description, describe
@@ -93,12 +94,13 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of torch.optim.LBFGS cannot be broadcast; use another optimizer")
-    state = optimizer.state_dict() if rank() == root_rank else None
-    tensors: list[Tensor] = []
-    plain = broadcast_object(_without_tensors(state, tensors), root_rank, process_set=process_set)
-    received: list[Tensor] = []
-    state = _with_tensors(plain, received)
-    overwrite(tensors if rank() == root_rank else received, root_rank, process_set)
+    if rank() == root_rank:
+        state = optimizer.state_dict()
+        broadcast_object(tree_map_only(Tensor, _Place, state), root_rank, process_set=process_set)
+    else:
+        places = broadcast_object(None, root_rank, process_set=process_set)
+        state = tree_map_only(_Place, _Place.tensor, places)
+    overwrite([leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)], root_rank, process_set)
     if rank() != root_rank:
         optimizer.load_state_dict(state)
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
@@ -112,26 +114,6 @@ class _Place:
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device.type
 
-
-def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:  # noqa: ANN401
-    """The same tree with places instead of tensors, which are collected."""
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return _Place(value)
-    if isinstance(value, dict):
-        return {key: _without_tensors(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_without_tensors(item, tensors) for item in value)
-    return value
-
-
-def _with_tensors(value: Any, tensors: list[Tensor]) -> Any:  # noqa: ANN401
-    """The same tree with new tensors instead of places, in the same order."""
-    if isinstance(value, _Place):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device))
-        return tensors[-1]
-    if isinstance(value, dict):
-        return {key: _with_tensors(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_with_tensors(item, tensors) for item in value)
-    return value
+    def tensor(self) -> Tensor:
+        """One like it, with anything in it."""
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)

@@ -16,7 +16,7 @@ from scalewise.errors import UsageError
 from scalewise.horovod.processes import ProcessSet, global_process_set, size
 from scalewise.horovod.torch.collectives import grouped_allreduce_
 from scalewise.horovod.torch.compression import Compression, Compressor
-from scalewise.horovod.torch.exchange import Exchange, Manner, Reduction, named_of
+from scalewise.horovod.torch.exchange import Exchange, Manner, Reduction
 from scalewise.horovod.wire import ReduceOp
 
 TOO_EARLY = (
@@ -212,7 +212,11 @@ def _checked_names(
 ) -> dict[str, nn.Parameter]:
     """The optimizer's parameters by name, in the optimizer's order."""
     if named_parameters is None:
-        return named_of(optimizer.param_groups)
+        return {
+            f"allreduce.noname.{number}.{index}": parameter
+            for number, group in enumerate(optimizer.param_groups)
+            for index, parameter in enumerate(group["params"])
+        }
     pairs: list[Any] = [*named_parameters]
     if any(not isinstance(pair, tuple) for pair in pairs):
         raise ValueError(
