@@ -31,10 +31,7 @@ WANDB_QUIET = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REP
 def tracking(names: Sequence[TrackerName], metrics: Path, step: int) -> Iterator[Callable[[Record], None]]:
     """A function that reports every record to the trackers; what a run has stored up to `step` is reported first.
 
-    Arguments:
-        names: which trackers.
-        metrics: the run's metrics.jsonl.
-        step: the last one that is done, from which a resumed run continues.
+    `metrics` is the run's metrics.jsonl, and `step` the last one that is done, from which a resumed run continues.
     """
     with contextlib.ExitStack() as open_trackers:
         reports: list[Report] = []

@@ -31,11 +31,9 @@ class Scalewise:
         out: str | Path = "watch",
         show: bool = True,
     ) -> None:
-        """Watch from now on.
+        """Watch from now on until the accelerator's `end_training`.
 
         Arguments:
-            accelerator: whose `end_training` ends watching.
-            model, optimizer: as `accelerator.prepare` returned them.
             out: a folder; each process writes its own file there.
             show: print the noise scale and the findings when training ends.
         """

@@ -227,12 +227,7 @@ class KerasModule(nn.Module):
     """
 
     def __init__(self, model: Any, sample: Any) -> None:  # noqa: ANN401
-        """Take over a model; its weights are shared, not copied.
-
-        Arguments:
-            model: the Keras model.
-            sample: inputs of one sample, to build it with.
-        """
+        """Take over a model, built with the inputs of one sample; its weights are shared, not copied."""
         super().__init__()
         if not model.built:
             model(sample)

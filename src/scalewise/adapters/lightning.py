@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -25,7 +26,7 @@ require("lightning")
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer  # noqa: E402
 
 Module = TypeVar("Module", bound=LightningModule)
-STAGES = ("train", "training", "val", "valid", "validation", "test")
+STAGE = re.compile("^(train|training|val|valid|validation|test)[_/]")
 TRAINING, EVALUATION = ("training_step",), ("validation_step", "test_step", "training_step")
 EPOCHS = 5.0
 
@@ -109,7 +110,7 @@ def task(
         recipe = recipe_of(_optimizer(module()), worker_batch or loaded or 32, epochs)
     data = parts_of(train, test, validation)
     names: dict[str, Any] = {"name": getattr(module, "__name__", "lightning").lower(), "recipe": recipe}
-    return Task(model=module, step=_Step(weight), **data, **(names | fields))
+    return Task(model=module, step=lambda made, batch: _step(made, batch, weight), **data, **(names | fields))
 
 
 def _loaders(datamodule: LightningDataModule) -> tuple[Any, Any, Any]:
@@ -139,29 +140,23 @@ def _described(made: object) -> str:
     return f"a {type(made).__name__} of {len(made)}" if isinstance(made, list | tuple | dict) else type(made).__name__
 
 
-class _Step:
+def _step(module: Any, batch: Batch, weight: Callable[[Batch], Tensor | float] | None) -> Loss:  # noqa: ANN401
     """A LightningModule's own step as that of a task, with what it logs as metrics."""
-
-    def __init__(self, weight: Callable[[Batch], Tensor | float] | None) -> None:
-        self._weight = weight
-
-    def __call__(self, model: nn.Module, batch: Batch) -> Loss:
-        module: Any = model
-        if not module.automatic_optimization:
-            raise TaskError(
-                f"a task needs a training_step that returns its loss and leaves the update to the engine, got "
-                f"{type(module).__name__} with automatic_optimization = False; remove manual optimization"
-            )
-        mean, logged = _run(module, TRAINING if model.training else EVALUATION, batch)
-        if mean is None and not model.training:  # it logs metrics alone
-            mean, _ = _run(module, TRAINING, batch)
-        if mean is None:
-            raise TaskError(
-                f"training_step of {type(module).__name__} must return its loss, alone or as {{'loss': …}}, got None"
-            )
-        count = samples_in(batch)
-        weight = count if self._weight is None else self._weight(batch)
-        return Loss(mean * weight, weight, {name: (value * count, count) for name, value in logged.items()})
+    if not module.automatic_optimization:
+        raise TaskError(
+            f"a task needs a training_step that returns its loss and leaves the update to the engine, got "
+            f"{type(module).__name__} with automatic_optimization = False; remove manual optimization"
+        )
+    mean, logged = _run(module, TRAINING if module.training else EVALUATION, batch)
+    if mean is None and not module.training:  # it logs metrics alone
+        mean, _ = _run(module, TRAINING, batch)
+    if mean is None:
+        raise TaskError(
+            f"training_step of {type(module).__name__} must return its loss, alone or as {{'loss': …}}, got None"
+        )
+    count = samples_in(batch)
+    counts = count if weight is None else weight(batch)
+    return Loss(mean * counts, counts, {name: (value * count, count) for name, value in logged.items()})
 
 
 def _run(module: Any, names: Sequence[str], batch: Batch) -> tuple[Tensor | None, dict[str, Tensor]]:  # noqa: ANN401
@@ -185,11 +180,7 @@ def _plain(name: str) -> str:
     >>> _plain("val_acc"), _plain("train/loss"), _plain("top5")
     ('acc', 'loss', 'top5')
     """
-    for stage in STAGES:
-        for mark in "_/":
-            if name.startswith(stage + mark):
-                return name[len(stage) + 1 :]
-    return name
+    return STAGE.sub("", name)
 
 
 def _value(value: Any) -> Tensor:  # noqa: ANN401

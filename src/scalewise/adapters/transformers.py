@@ -88,38 +88,22 @@ def _step(model: Any, batch: Batch, weight: Callable[[Batch], Tensor | float] | 
     output = model(**batch)
     if output.loss is None:
         raise TaskError(f"a batch must hold labels, got {', '.join(batch)}; add them to the data")
-    labels = batch.get("labels")
-    places = None if labels is None or labels.is_floating_point() else _places(model, labels)
+    labels, logits = batch.get("labels"), getattr(output, "logits", None)
+    if labels is not None and labels.ndim > 1 and getattr(model, "loss_function", None) is ForCausalLMLoss:
+        labels = labels[:, 1:]  # a causal model predicts all but the first, each at the position before it
+        logits = None if logits is None else logits[:, :-1]
+    places = None if labels is None or labels.is_floating_point() else labels != IGNORED
     count = samples_in(batch) if places is None else int(places.sum())
     counts = count if weight is None else weight(batch)
-    return Loss(output.loss * counts, counts, _accuracy(model, output, labels, places))
+    return Loss(output.loss * counts, counts, _accuracy(logits, labels, places))
 
 
-def _is_causal(model: Any) -> bool:  # noqa: ANN401
-    """Whether the model's loss compares each position with the label after it."""
-    return getattr(model, "loss_function", None) is ForCausalLMLoss
-
-
-def _places(model: Any, labels: Tensor) -> Tensor:  # noqa: ANN401
-    """Which labels count: a causal model predicts all but the first."""
-    shifted = labels[:, 1:] if labels.ndim > 1 and _is_causal(model) else labels
-    return shifted != IGNORED
-
-
-def _accuracy(
-    model: Any,  # noqa: ANN401
-    output: Any,  # noqa: ANN401
-    labels: Tensor | None,
-    places: Tensor | None,
-) -> dict[str, tuple[Tensor, float]]:
-    """The share of right labels, of a model that gives a logit for each."""
-    logits = getattr(output, "logits", None)
+@torch.no_grad()
+def _accuracy(logits: Tensor | None, labels: Tensor | None, places: Tensor | None) -> dict[str, tuple[Tensor, float]]:
+    """The share of right labels among the places that count, of a model that gives a logit for each."""
     if logits is None or labels is None or places is None or logits.ndim != labels.ndim + 1:
         return {}
-    if labels.ndim > 1 and _is_causal(model):
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    with torch.no_grad():
-        right = (logits.argmax(-1) == labels) & places
+    right = (logits.argmax(-1) == labels) & places
     return {"accuracy": (right.sum(), float(places.sum()))}
 
 

@@ -55,7 +55,7 @@ def cutout(size: int) -> Change:
         inside = []
         for number, length in enumerate((height, width)):
             first = draw(keys, number, length).to(images.device).view(-1, 1) - size // 2
-            places = _range(length, images)
+            places = torch.arange(length, device=images.device)
             inside.append((places >= first) & (places < first + size))  # (sample, place)
         return images.masked_fill((inside[0].unsqueeze(2) & inside[1].unsqueeze(1)).unsqueeze(1), 0)
 
@@ -75,10 +75,6 @@ def draw(keys: Tensor, number: int, bound: int) -> Tensor:
 def _mixed(keys: Tensor, number: int) -> Tensor:
     with np.errstate(over="ignore"):
         return torch.from_numpy(mix(mix(keys.cpu().numpy().view(np.uint64)) + np.uint64(number)).view(np.int64))
-
-
-def _range(length: int, like: Tensor) -> Tensor:
-    return torch.arange(length, device=like.device)
 
 
 def mix(x: np.ndarray) -> np.ndarray:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,19 +54,30 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         return str(self.files[index][0])
 
 
-def decode(path: Path, size: int) -> Tensor:
-    """The middle square of an image, scaled to size × size, in three colours."""
+@contextmanager
+def _opened(path: Path) -> Iterator[Image]:
+    """An image file, refused by its header where it would take too much memory, before any of it is decoded."""
     from PIL import Image
 
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(ENDS)) as image:
-            _check_pixels(path, image)
-            image.draft("RGB", (size, size))  # JPEG: decode no more than is needed
-            square = _middle_square(image.convert("RGB")).resize((size, size), Image.Resampling.BILINEAR)
-    except DataError:
-        raise
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise ValueError(f"it has {width} × {height} pixels, at most {MOST_PIXELS:,} are allowed")
+            yield image
     except Exception as error:  # whatever Pillow makes of a broken file
-        raise _unreadable(path, error) from None
+        empty = path.is_file() and not path.stat().st_size
+        reason = "it is empty" if empty else str(error).removesuffix(f" {str(path)!r}")
+        raise DataError(f"image {path} must be a readable JPEG or PNG file: {reason}; replace or remove it") from None
+
+
+def decode(path: Path, size: int) -> Tensor:
+    """The middle square of an image, scaled to size × size, in three colours."""
+    from PIL import Image
+
+    with _opened(path) as image:
+        image.draft("RGB", (size, size))  # JPEG: decode no more than is needed
+        square = _middle_square(image.convert("RGB")).resize((size, size), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 
 
@@ -75,30 +87,10 @@ def _middle_square(image: Image) -> Image:
     return image.crop((left, top, left + side, top + side))
 
 
-def _unreadable(path: Path, reason: object) -> DataError:
-    return DataError(f"image {path} must be a readable JPEG or PNG file: {reason}; replace or remove it")
-
-
-def _check_pixels(path: Path, image: Image) -> None:
-    """Refuse what would take too much memory, by what the file's header says, before any of it is decoded."""
-    width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise _unreadable(path, f"it has {width} × {height} pixels, at most {MOST_PIXELS:,} are allowed")
-
-
 def check(path: Path) -> None:
     """Refuse a file that is no image, is too large, or ends early; decode it as a whole only when in doubt."""
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(ENDS)) as image:
-            kind = image.format or ""
-            _check_pixels(path, image)
-    except DataError:
-        raise
-    except Exception as error:  # whatever Pillow makes of a broken file
-        reason = "it is empty" if not path.stat().st_size else str(error).removesuffix(f" {str(path)!r}")
-        raise _unreadable(path, reason) from None
+    with _opened(path) as image:
+        kind = image.format or ""
     with path.open("rb") as file:
         file.seek(-min(64, path.stat().st_size), 2)
         ends_well = ENDS.get(kind, ENDS["JPEG"]) in file.read()

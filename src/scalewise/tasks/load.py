@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -9,7 +10,7 @@ import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +25,30 @@ BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "
 def load_task(spec: str, settings: Sequence[str] = (), data: Path | None = None) -> Task:
     """A built-in name, `path/to/file.py` (its `task` function) or `package.module:function`, called with settings.
 
-    Arguments:
-        spec: which task.
-        settings: `name=value` pairs for its function.
-        data: the folder of its data files, for functions that take `data`.
+    Settings are `name=value` pairs; `data` is the folder of the data files, for functions that take it.
     """
     factory = _find(spec)
     arguments = _arguments(spec, factory, [*settings, *([f"data={data}"] if data is not None else [])])
-    try:
+    with _users_code(f"task {spec} failed while it was built"):
         task = factory(**arguments)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UserCodeError(f"task {spec} failed while it was built:\n{user_frames(error)}") from error
     if not isinstance(task, Task):
         raise TaskError(f"{spec} must return a scalewise.Task, got {type(task).__name__}; return sw.Task(…)")
     named = task if task.name != "task" else dataclasses.replace(task, name=_short_name(spec))
     object.__setattr__(named, "origin", Origin(spec, tuple(settings), data))
     return named
+
+
+@contextlib.contextmanager
+def _users_code(failed: str) -> Iterator[None]:
+    """Report what a user's code raises with its own traceback, and a missing extra by how to install it."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (extra := missing(error)):
+            raise extra from None
+        raise UserCodeError(f"{failed}:\n{user_frames(error)}") from error
 
 
 def settings_of(spec: str) -> list[str]:
@@ -78,14 +85,8 @@ def _from_file(path: Path) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent.resolve()))  # so that it can import its neighbours, as a script can
-    try:
+    with _users_code(f"task file {path} failed while it was imported"):
         spec.loader.exec_module(module)
-    except UsageError:
-        raise
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and (extra := missing(error)):
-            raise extra from None
-        raise UserCodeError(f"task file {path} failed while it was imported:\n{user_frames(error)}") from error
     if not callable(getattr(module, "task", None)):
         raise TaskError(f"task file {path} must define a function task() that returns a scalewise.Task, found none")
     function: Callable[..., Any] = module.task
@@ -96,17 +97,13 @@ def _attribute(reference: str, spec: str) -> Callable[..., Any]:
     module_name, _, name = reference.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module_name.startswith(error.name):
-            raise TaskError(f"task {spec}: no module named {error.name}; check the name or install it") from None
-        if extra := missing(error):
-            raise extra from None
-        raise UserCodeError(f"task {spec} failed while it was imported:\n{user_frames(error)}") from error
-    except UsageError:
+        with _users_code(f"task {spec} failed while it was imported"):
+            module = importlib.import_module(module_name)
+    except UserCodeError as error:
+        absent = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+        if absent is not None and module_name.startswith(absent):
+            raise TaskError(f"task {spec}: no module named {absent}; check the name or install it") from None
         raise
-    except Exception as error:
-        raise UserCodeError(f"task {spec} failed while it was imported:\n{user_frames(error)}") from error
     finally:
         sys.path.pop(0)
     if not callable(getattr(module, name, None)):

@@ -85,10 +85,7 @@ class Source:
 def read(source: Source, data: Path | None = None, progress: Progress | None = None) -> dict[str, bytes]:
     """The checked content of every file of a data set, by file name.
 
-    Arguments:
-        source: which data set.
-        data: where to look first, and where to download to.
-        progress: receives how far a download is.
+    `data` is where to look first, and where to download to; `progress` receives how far a download is.
     """
     incomplete: list[str] = []
     for root, explicit in _roots(data):
@@ -170,11 +167,8 @@ def _from_root(source: Source, root: Path, incomplete: list[str]) -> dict[str, b
 def _content(path: Path, size: int) -> bytes:
     """A file's uncompressed content, but never more than a byte beyond what it should be."""
     try:
-        if path.suffix != ".gz":
-            with path.open("rb") as plain:
-                return plain.read(size + 1)
-        with gzip.open(path) as packed:
-            return packed.read(size + 1)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(size + 1)
     except EOFError:
         raise DataError(f"data file {path} is truncated: its compressed data end early; download it again") from None
     except (OSError, zlib.error) as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,29 +61,24 @@ class Averaging:
         return optimizer
 
 
+@dataclass
 class _Manner:
     """How an optimizer's gradients are reduced, and those of passes before the last."""
 
-    def __init__(
-        self,
-        compression: Compressor,
-        op: ReduceOp,
-        predivide: float,
-        passes: int,
-        mean: bool,
-        process_set: ProcessSet,
-        scale_local: bool,
-    ) -> None:
-        self._compression, self._op, self._process_set = compression, ReduceOp(op), process_set
-        self._factors = (1 / predivide, predivide)
-        self._passes, self._mean, self._scale_local = passes, mean, scale_local
-        self.local: dict[int, Any] = {}  # variables whose gradients stay here
-        self._sums: list[Tensor | None] | None = None
-        self._count = 0
+    compression: Compressor
+    op: ReduceOp
+    predivide: float
+    passes: int
+    mean: bool
+    process_set: ProcessSet
+    scale_local: bool
+    local: dict[int, Any] = field(default_factory=dict)  # variables whose gradients stay here
+    _sums: list[Tensor | None] | None = None
+    _count: int = 0
 
     def summed(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None] | None:
         """The sum over the passes of a step; None while passes are to come."""
-        if self._passes == 1:
+        if self.passes == 1:
             return gradients
         if self._sums is None:
             self._sums = [None if gradient is None else torch.zeros_like(gradient) for gradient in gradients]
@@ -90,31 +86,31 @@ class _Manner:
             if total is not None and gradient is not None:
                 total.add_(gradient)
         self._count += 1
-        if self._count < self._passes:
+        if self._count < self.passes:
             return None
         done, self._sums, self._count = self._sums, None, 0
-        if self._mean:
+        if self.mean:
             for total in done:
                 if total is not None:
-                    total.div_(self._passes)
+                    total.div_(self.passes)
         return done
 
     def reduce(self, pairs: Sequence[tuple[Tensor | None, Any]]) -> None:
         """Reduce gradients in place; those that stay here are divided alone, as if the others had none."""
-        if self._process_set.size() == 1:
+        if self.process_set.size() == 1:
             return
         present = [(gradient, id(variable)) for gradient, variable in pairs if gradient is not None]
         gradients = [gradient for gradient, variable in present if variable not in self.local]
-        if self._scale_local:
+        if self.scale_local:
             for gradient in (gradient for gradient, variable in present if variable in self.local):
-                gradient.div_(self._process_set.size())
-        packed = [self._compression.compress(gradient) for gradient in gradients]
+                gradient.div_(self.process_set.size())
+        packed = [self.compression.compress(gradient) for gradient in gradients]
         collectives.grouped_allreduce_(
-            [tensor for tensor, _ in packed], None, None, self._op, *self._factors, self._process_set
+            [tensor for tensor, _ in packed], None, None, self.op, 1 / self.predivide, self.predivide, self.process_set
         )
         for gradient, (tensor, context) in zip(gradients, packed, strict=True):
             if tensor is not gradient:
-                gradient.copy_(self._compression.decompress(tensor, context))
+                gradient.copy_(self.compression.decompress(tensor, context))
 
 
 def DistributedOptimizer(  # noqa: N802

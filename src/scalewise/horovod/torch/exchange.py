@@ -24,23 +24,6 @@ FIRST_BUCKET_BYTES = 2**20  # small, so that sending begins early
 BUCKET_BYTES = 25 * 2**20
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How gradients are reduced."""
-
-    compression: Compressor
-    op: ReduceOp
-    predivide: float
-    sparse_as_dense: bool
-    process_set: ProcessSet
-    reduction: Reduction
-
-    @property
-    def divided_first(self) -> bool:
-        """Whether gradients are divided as they are copied into a bucket, which saves a pass over their sum."""
-        return self.op is ReduceOp.Average and self.predivide == 1.0 and self.compression is Compression.none
-
-
 @dataclass
 class Bucket:
     """Parameters whose gradients are reduced together."""
@@ -87,12 +70,24 @@ class Exchange:
     """
 
     def __init__(
-        self, named: dict[str, nn.Parameter], passes: int, manner: Manner, groups: list[list[nn.Parameter]] | int | None
+        self,
+        named: dict[str, nn.Parameter],
+        passes: int,
+        groups: list[list[nn.Parameter]] | int | None,
+        compression: Compressor,
+        op: ReduceOp,
+        predivide: float,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+        reduction: Reduction,
     ) -> None:
-        self.manner = manner
         self.passes = passes
+        self._compression, self._op, self._predivide = compression, op, predivide
+        self._sparse_as_dense, self._process_set, self._ordered = sparse_as_dense, process_set, reduction == "ordered"
+        # Gradients are divided as they are copied into a bucket, which saves a pass over their sum.
+        self._divided_first = op is ReduceOp.Average and predivide == 1.0 and compression is Compression.none
         # optimizers may be under way together
-        self._prefix = f"optimizer.{manner.process_set.next_number('optimizer')}"
+        self._prefix = f"optimizer.{self._process_set.next_number('optimizer')}"
         self._names = {parameter: name for name, parameter in named.items()}
         self._parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self._groups = groups
@@ -102,7 +97,7 @@ class Exchange:
         self._home: dict[nn.Parameter, tuple[Bucket, int]] = {}
         self._sparse: list[nn.Parameter] = []
         self.forget()
-        if manner.reduction == "ordered":
+        if self._ordered:
             self._arrange(bucketed([*self._parameters.values()][::-1], f"{self._prefix}.ordered"))
         for parameter in self._parameters.values():
             parameter.register_post_accumulate_grad_hook(self._came)
@@ -133,7 +128,7 @@ class Exchange:
         if not self._buckets:
             self._order.append(self._names[parameter])
             return
-        if self.manner.reduction == "ordered":
+        if self._ordered:
             self._fold(parameter)
         if self._left[parameter] == 0 and parameter in self._home:
             bucket, _ = self._home[parameter]
@@ -163,12 +158,12 @@ class Exchange:
 
     def _arrange_by_first_step(self) -> None:
         """Make buckets as process 0 says, so that all processes have the same."""
-        dense_only = self.manner.sparse_as_dense
+        dense_only = self._sparse_as_dense
         sparse = [n for n, p in self._parameters.items() if p.grad is not None and p.grad.is_sparse and not dense_only]
         came = dict.fromkeys([*self._order, *self._parameters])
-        process_set = self.manner.process_set
-        assert process_set.ranks is not None
-        order, sparse_names = broadcast_object(([*came], sparse), process_set.ranks[0], process_set=process_set)
+        assert self._process_set.ranks is not None
+        root = self._process_set.ranks[0]
+        order, sparse_names = broadcast_object(([*came], sparse), root, process_set=self._process_set)
         if set(order) != set(self._parameters):
             raise ValueError(
                 f"every process must have the same parameters, got {sorted(set(order) ^ set(self._parameters))} on "
@@ -213,14 +208,14 @@ class Exchange:
 
     def _plan(self) -> FoldPlan:
         """How this process's backward passes are summed: its leaves of the tree over all processes' passes."""
-        workers = self.passes * self.manner.process_set.size()
-        first, stop = share(self.manner.process_set.rank(), self.manner.process_set.size(), workers)
+        workers = self.passes * self._process_set.size()
+        first, stop = share(self._process_set.rank(), self._process_set.size(), workers)
         return fold_plan([(worker, worker + 1) for worker in range(first, stop)], workers)
 
     def _complete(self, bucket: Bucket) -> None:
         """Gradients that did not come count as zeros, or as what there is."""
         for parameter in bucket.parameters:
-            if self.manner.reduction == "ordered":
+            if self._ordered:
                 while self._left[parameter] > 0:
                     self._left[parameter] -= 1
                     parameter.grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
@@ -229,29 +224,28 @@ class Exchange:
                 parameter.grad = torch.zeros_like(parameter)
 
     def _send(self, bucket: Bucket) -> None:
-        manner = self.manner
-        if manner.reduction == "ordered":
+        if self._ordered:
             plan = self._plan()
-            divisor = manner.process_set.size() if manner.op is ReduceOp.Average else 1
+            divisor = self._process_set.size() if self._op is ReduceOp.Average else 1
             nodes = bucket.flats[: len(plan.nodes)]
             perform = wire.reduce_ordered(nodes, self.passes, divisor)
             description = describe("ordered", [nodes[0]], self.passes)
-            bucket.handle = manner.process_set.ask("ordered", bucket.name, description, perform)
+            bucket.handle = self._process_set.ask("ordered", bucket.name, description, perform)
             return
         bucket.allocate(1)
         self._fill(bucket)
-        packed, bucket.context = manner.compression.compress(bucket.flats[0])
-        before, after = (1 / manner.predivide, manner.predivide) if manner.op is ReduceOp.Average else (1.0, 1.0)
-        op = ReduceOp.Sum if manner.divided_first else manner.op
-        bucket.handle = grouped_allreduce_async_([packed], None, bucket.name, op, before, after, manner.process_set)
+        packed, bucket.context = self._compression.compress(bucket.flats[0])
+        before, after = (1 / self._predivide, self._predivide) if self._op is ReduceOp.Average else (1.0, 1.0)
+        op = ReduceOp.Sum if self._divided_first else self._op
+        bucket.handle = grouped_allreduce_async_([packed], None, bucket.name, op, before, after, self._process_set)
 
     def _fill(self, bucket: Bucket) -> None:
         known = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
         gradients = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in known]
-        if not self.manner.divided_first:
+        if not self._divided_first:
             torch._foreach_copy_(bucket.views[0], gradients)
             return
-        processes = self.manner.process_set.size()
+        processes = self._process_set.size()
         for gradient, view in zip(gradients, bucket.views[0], strict=True):
             torch.div(gradient, processes, out=view)
 
@@ -260,16 +254,16 @@ class Exchange:
         if gradient is None:  # this process did not use the parameter
             gradient = torch.zeros_like(parameter).to_sparse(1)
         name = f"{self._prefix}.{self._names[parameter]}"
-        return sparse_allreduce_async(gradient, name, self.manner.op, self.manner.process_set)
+        return sparse_allreduce_async(gradient, name, self._op, self._process_set)
 
     def _receive(self, bucket: Bucket) -> None:
         result = synchronize(bucket.handle) if bucket.handle is not None else None
-        if self.manner.reduction == "ordered":
+        if self._ordered:
             for parameter, view in zip(bucket.parameters, bucket.views[0], strict=True):
                 parameter.grad = view.clone()
             return
         assert result is not None
-        flat = self.manner.compression.decompress(result[0], bucket.context)
+        flat = self._compression.decompress(result[0], bucket.context)
         if flat is not bucket.flats[0]:
             bucket.flats[0].copy_(flat)
         if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in bucket.parameters):

@@ -16,7 +16,7 @@ from scalewise.errors import UsageError
 from scalewise.horovod.processes import ProcessSet, global_process_set, size
 from scalewise.horovod.torch.collectives import grouped_allreduce_
 from scalewise.horovod.torch.compression import Compression, Compressor
-from scalewise.horovod.torch.exchange import Exchange, Manner, Reduction
+from scalewise.horovod.torch.exchange import Exchange, Reduction
 from scalewise.horovod.wire import ReduceOp
 
 TOO_EARLY = (
@@ -173,8 +173,8 @@ def DistributedOptimizer(  # noqa: N802
         wrapped.backward_passes_per_step = backward_passes_per_step
         return wrapped
     exchanges = process_set.included() and (process_set.size() > 1 or reduction == "ordered")
-    manner = Manner(compression, ReduceOp(op), gradient_predivide_factor, sparse_as_dense, process_set, reduction)
-    wrapped._exchange = Exchange(named, backward_passes_per_step, manner, groups) if exchanges else None
+    how = compression, ReduceOp(op), gradient_predivide_factor, sparse_as_dense, process_set, reduction
+    wrapped._exchange = Exchange(named, backward_passes_per_step, groups, *how) if exchanges else None
     return wrapped
 
 
