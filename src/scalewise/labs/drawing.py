@@ -91,10 +91,7 @@ def _cell(value: object) -> str:
 def animate(figure: Figure, axes: Axes, paths: Mapping[str, Path2D], caption: str) -> Any:  # noqa: ANN401
     """Paths that grow over a figure while samples are seen; with a slider, and whole before anyone plays them.
 
-    Arguments:
-        figure, axes: what the paths run over; its data coordinates are theirs.
-        paths: by name, x and y and the samples seen at each point.
-        caption: what there is to see.
+    Paths are in the data coordinates of the axes.
     """
     from IPython.display import HTML
 

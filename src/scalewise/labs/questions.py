@@ -235,10 +235,7 @@ QUESTIONS: dict[str, Question] = {
 def check(name: str, answer: Any, **seen: float) -> None:  # noqa: ANN401  (a learner may write anything)
     """Say whether an answer is right, or what to think of.
 
-    Arguments:
-        name: the question.
-        answer: None until one is given.
-        seen: what the notebook measured, where the right answer depends on it.
+    The answer is None until one is given; `seen` is what the notebook measured, where the right one depends on it.
 
     >>> check("1.2", None)
     ○ 1.2 not answered yet: set the answer to a number

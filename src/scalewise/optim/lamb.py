@@ -48,7 +48,6 @@ class LAMB(LayerWise):
 
     Arguments:
         parameters: as for any torch optimizer, groups included.
-        lr: learning rate.
         betas: decay of the two moments.
         eps: ε.
         weight_decay: λ.

@@ -28,7 +28,6 @@ class LARS(LayerWise):
 
     Arguments:
         parameters: as for any torch optimizer, groups included.
-        lr: learning rate.
         momentum: μ.
         weight_decay: β; it joins the gradient.
         trust_coefficient: η, the share of its own norm by which a layer moves at lr = 1.

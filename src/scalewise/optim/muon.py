@@ -31,7 +31,6 @@ class Muon(Optimizer):
         parameters: as for any torch optimizer. Each group becomes two: its matrices, and the rest. Convolution kernels
             have more than two dimensions and belong to the rest. A group may choose `rule="adamw"` for its matrices
             too, as is usual for embeddings and the last layer.
-        lr: learning rate.
         momentum: of Muon.
         betas, eps: of AdamW.
         weight_decay: of both, decoupled.

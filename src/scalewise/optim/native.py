@@ -62,13 +62,9 @@ class Layers:
         per_layer: Sequence[ctypes.Array[ctypes.c_double]],
         *numbers: float,
     ) -> None:
-        """Update all layers, on as many threads as torch has where that pays.
+        """Update all layers by a compiled rule, on as many threads as torch has where that pays.
 
-        Arguments:
-            function: the compiled rule.
-            roles: weights, gradients and what else the rule reads and writes, each of every layer.
-            per_layer: more numbers of every layer.
-            numbers: those of the rule.
+        `roles` are weights, gradients and what else the rule reads and writes, each of every layer.
         """
         addresses = [self._addresses(*[tensor.data_ptr() for tensor in tensors]) for tensors in roles]
         arrays: list[ctypes.Array[Any]] = [*addresses, self._sizes, self._decays, *per_layer]

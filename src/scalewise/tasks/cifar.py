@@ -13,7 +13,7 @@ from scalewise.recipe import Recipe
 from scalewise.tasks import augment, sources
 from scalewise.tasks.augment import Pixels
 from scalewise.tasks.published import CIFAR10, CIFAR_RECORD
-from scalewise.tasks.task import Task, accuracy
+from scalewise.tasks.task import Task, classifier
 
 
 def load(data: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -70,16 +70,8 @@ def residual(bn: bool) -> nn.Module:
 
 def cifar10(bn: bool = False, data: Path | None = None) -> Task:
     """The lecture's experiment with one worker: no augmentation, Adam, 12 epochs of 512 samples a step."""
-    train, test = load(data)
-    return Task(
-        name="cifar10",
-        model=lambda: residual(bn),
-        train=train,
-        test=test,
-        loss=F.cross_entropy,
-        metrics={"accuracy": accuracy},
-        recipe=Recipe(worker_batch=512, epochs=12.0, optimizer="adam", lr=0.001, epsilon=1e-7, layout="channels_last"),
-    )
+    recipe = Recipe(worker_batch=512, epochs=12.0, optimizer="adam", lr=0.001, epsilon=1e-7, layout="channels_last")
+    return classifier("cifar10", lambda: residual(bn), load(data), recipe)
 
 
 def small(bn: bool = True) -> nn.Module:
@@ -101,22 +93,14 @@ def small(bn: bool = True) -> nn.Module:
 
 def cifar10_small(bn: bool = True, augmented: bool = True, data: Path | None = None) -> Task:
     """A network for laptops, with flips and shifts of the training images."""
-    train, test = load(data)
-    return Task(
-        name="cifar10-small",
-        model=lambda: small(bn),
-        train=train,
-        test=test,
-        loss=F.cross_entropy,
-        metrics={"accuracy": accuracy},
-        augment=augment.images(augment.flip, augment.crop(2)) if augmented else None,
-        recipe=Recipe(
-            worker_batch=64,
-            epochs=12.0,
-            optimizer="momentum",
-            lr=0.05,
-            weight_decay=5e-4,
-            schedule="cosine",
-            layout="channels_last",
-        ),
+    changes = augment.images(augment.flip, augment.crop(2)) if augmented else None
+    recipe = Recipe(
+        worker_batch=64,
+        epochs=12.0,
+        optimizer="momentum",
+        lr=0.05,
+        weight_decay=5e-4,
+        schedule="cosine",
+        layout="channels_last",
     )
+    return classifier("cifar10-small", lambda: small(bn), load(data), recipe, changes)

@@ -8,11 +8,10 @@ from importlib import resources
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scalewise.errors import TaskError
 from scalewise.recipe import Recipe
-from scalewise.tasks.task import Task, accuracy
+from scalewise.tasks.task import Task, classifier
 
 TEST_SAMPLES = 360
 
@@ -48,16 +47,8 @@ def cnn(bn: bool, dropout: float) -> nn.Module:
 def digits(bn: bool = False, dropout: float = 0.0) -> Task:
     """8×8 digits with a small CNN, with or without batch norm and dropout."""
     _check_dropout(dropout)
-    train, test = load()
-    return Task(
-        name="digits",
-        model=lambda: cnn(bn, dropout),
-        train=train,
-        test=test,
-        loss=F.cross_entropy,
-        metrics={"accuracy": accuracy},
-        recipe=Recipe(worker_batch=32, epochs=10.0, optimizer="momentum", lr=0.02, momentum=0.9),
-    )
+    recipe = Recipe(worker_batch=32, epochs=10.0, optimizer="momentum", lr=0.02, momentum=0.9)
+    return classifier("digits", lambda: cnn(bn, dropout), load(), recipe)
 
 
 def mlp(hidden: int = 128, dropout: float = 0.0) -> Task:
@@ -65,19 +56,10 @@ def mlp(hidden: int = 128, dropout: float = 0.0) -> Task:
     _check_dropout(dropout)
     if hidden < 2:
         raise TaskError(f"hidden must be at least 2, got {hidden}; change --set hidden=…")
-    train, test = load()
 
     def model() -> nn.Module:
         drop: list[nn.Module] = [nn.Dropout(dropout)] if dropout else []
         wide, narrow = nn.Linear(64, hidden), nn.Linear(hidden, hidden // 2)
         return nn.Sequential(nn.Flatten(), wide, nn.ReLU(), *drop, narrow, nn.ReLU(), *drop, nn.Linear(hidden // 2, 10))
 
-    return Task(
-        name="mlp",
-        model=model,
-        train=train,
-        test=test,
-        loss=F.cross_entropy,
-        metrics={"accuracy": accuracy},
-        recipe=Recipe(worker_batch=32, epochs=10.0, optimizer="adam", lr=0.001),
-    )
+    return classifier("mlp", model, load(), Recipe(worker_batch=32, epochs=10.0, optimizer="adam", lr=0.001))

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from scalewise.errors import DataError, TaskError
 from scalewise.recipe import Recipe
 from scalewise.tasks import augment
 from scalewise.tasks.augment import Pixels
-from scalewise.tasks.task import Task, accuracy
+from scalewise.tasks.task import Task, classifier
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -179,13 +178,7 @@ def images(folder: Path, size: int = 64, width: int = 16, bn: bool = True, augme
     classes, train, test = split(folder)
     for path, _ in (*train, *test):
         check(path)
-    return Task(
-        name="images",
-        model=lambda: vgg(len(classes), size, width, bn),
-        train=ImageFiles(train, size),
-        test=ImageFiles(test, size),
-        loss=F.cross_entropy,
-        metrics={"accuracy": accuracy},
-        augment=augment.images(augment.flip, augment.crop(size // 16)) if augmented else None,
-        recipe=Recipe(worker_batch=32, epochs=10.0, optimizer="adam", lr=0.001, layout="channels_last"),
-    )
+    data = ImageFiles(train, size), ImageFiles(test, size)
+    changes = augment.images(augment.flip, augment.crop(size // 16)) if augmented else None
+    recipe = Recipe(worker_batch=32, epochs=10.0, optimizer="adam", lr=0.001, layout="channels_last")
+    return classifier("images", lambda: vgg(len(classes), size, width, bn), data, recipe, changes)

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scalewise.recipe import Recipe
 from scalewise.tasks import sources
 from scalewise.tasks.augment import Pixels
 from scalewise.tasks.published import FASHION_MNIST, MNIST, MNIST_PARTS
 from scalewise.tasks.sources import Source
-from scalewise.tasks.task import Task, accuracy
+from scalewise.tasks.task import Task, classifier
 
 
 def load(source: Source, data: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -41,18 +40,10 @@ def cnn(bn: bool) -> nn.Module:
 
 
 def _task(source: Source, bn: bool, data: Path | None) -> Task:
-    train, test = load(source, data)
-    return Task(
-        name=source.name,
-        model=lambda: cnn(bn),
-        train=train,
-        test=test,
-        loss=F.cross_entropy,
-        metrics={"accuracy": accuracy},
-        recipe=Recipe(
-            worker_batch=64, epochs=6.0, optimizer="momentum", lr=0.01, schedule="linear", layout="channels_last"
-        ),
+    recipe = Recipe(
+        worker_batch=64, epochs=6.0, optimizer="momentum", lr=0.01, schedule="linear", layout="channels_last"
     )
+    return classifier(source.name, lambda: cnn(bn), load(source, data), recipe)
 
 
 def fashion_mnist(bn: bool = True, data: Path | None = None) -> Task:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from scalewise.errors import TaskError
 from scalewise.recipe import Recipe
@@ -205,6 +206,27 @@ def _divisor(loss: nn.CrossEntropyLoss | nn.NLLLoss, target: Tensor) -> Number:
 
 def _shape_of(batch: Batch) -> str:
     return f"{len(batch)} parts" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"
+
+
+def classifier(
+    name: str,
+    model: Callable[[], nn.Module],
+    data: tuple[Data, Data],
+    recipe: Recipe,
+    augment: Augment | None = None,
+) -> Task:
+    """A task with cross-entropy and accuracy on (train, test) data, for a model that gives a logit per class."""
+    train, test = data
+    return Task(
+        name=name,
+        model=model,
+        train=train,
+        test=test,
+        loss=F.cross_entropy,
+        metrics={"accuracy": accuracy},
+        recipe=recipe,
+        augment=augment,
+    )
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
