@@ -139,13 +139,14 @@ class ProcessSet:
             raise ValueError(f"only processes of a set have a place in it, got process {rank()} and {self}")
         return ranks.index(rank())
 
-    def ask(self, kind: str, name: str | None, description: Description, perform: Perform) -> Handle:
+    def ask(self, name: str | None, description: Description, perform: Perform) -> Handle:
         """Start a collective."""
         _, entry = self._known()
         if entry.negotiator is None:
             raise ValueError(
                 f"only processes of a set can use it, got process {rank()} and {self}; ask process_set.included()"
             )
+        kind = description.kind
         name = f"{kind}.noname.{entry.next_number(kind)}" if name is None else f"{kind}.{name}"
         event = torch.cuda.current_stream().record_event() if description.device == "cuda" else None
         return entry.negotiator.submit(Request(name, description, perform, event))

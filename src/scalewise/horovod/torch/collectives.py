@@ -151,7 +151,7 @@ def allreduce_async_(
     """Start to reduce a tensor over processes, in place; the average by default."""
     factors = prescale_factor, postscale_factor
     description, perform = _reduction([tensor], chosen(op, average), factors, process_set)
-    return process_set.ask("allreduce", name, description, _first(perform))
+    return process_set.ask(name, description, _first(perform))
 
 
 def grouped_allreduce_async_(
@@ -165,7 +165,7 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Start to reduce several tensors as one, in place."""
     factors = prescale_factor, postscale_factor
-    return process_set.ask("allreduce", name, *_reduction(tensors, chosen(op, average), factors, process_set))
+    return process_set.ask(name, *_reduction(tensors, chosen(op, average), factors, process_set))
 
 
 allreduce_async = _on_copies(allreduce_async_, "Start to reduce a tensor over processes; the average by default.")
@@ -249,7 +249,7 @@ def sparse_allreduce_async(
     if op not in (ReduceOp.Average, ReduceOp.Sum):
         raise ValueError(f"sparse tensors can be averaged or added, got op={op.name}; use to_dense()")
     description = Description("sparse_allreduce", (tensor.dtype,), (tuple(tensor.shape),), tensor.device.type, (op,))
-    return process_set.ask("sparse_allreduce", name, description, wire.reduce_sparse(tensor.detach(), op))
+    return process_set.ask(name, description, wire.reduce_sparse(tensor.detach(), op))
 
 
 def _gathering(tensors: Sequence[Tensor]) -> tuple[Description, Perform]:
@@ -260,14 +260,14 @@ def _gathering(tensors: Sequence[Tensor]) -> tuple[Description, Perform]:
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Start to concatenate every process's rows; processes may have other numbers of them."""
     description, gather = _gathering([tensor])
-    return process_set.ask("allgather", name, description, _first(gather))
+    return process_set.ask(name, description, _first(gather))
 
 
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start to gather several tensors as one."""
-    return process_set.ask("allgather", name, *_gathering(tensors))
+    return process_set.ask(name, *_gathering(tensors))
 
 
 class _Allgather(torch.autograd.Function):
@@ -308,7 +308,7 @@ def broadcast_async_(
     if root_rank not in (process_set.ranks or []):
         raise ValueError(f"root_rank must be a process of {process_set}, got {root_rank}")
     perform = in_place([tensor], lambda work: wire.broadcast_together(work, root_rank))
-    return process_set.ask("broadcast", name, describe("broadcast", [tensor], f"from {root_rank}"), _first(perform))
+    return process_set.ask(name, describe("broadcast", [tensor], f"from {root_rank}"), _first(perform))
 
 
 broadcast_async = _on_copies(broadcast_async_, "Start to fetch one process's tensor.")
@@ -368,7 +368,7 @@ def alltoall_async(
         output, received = exchange(group)
         return output, torch.tensor(received, dtype=torch.int32, device=device)
 
-    return process_set.ask("alltoall", name, describe("alltoall", [tensor], free_rows=True), perform)
+    return process_set.ask(name, describe("alltoall", [tensor], free_rows=True), perform)
 
 
 class _Alltoall(torch.autograd.Function):
@@ -425,7 +425,7 @@ def reducescatter_async(
 ) -> Handle:
     """Start to reduce a tensor, of which each process gets some rows."""
     description, scatter = _scattering([tensor], op, (prescale_factor, postscale_factor))
-    return process_set.ask("reducescatter", name, description, _first(scatter))
+    return process_set.ask(name, description, _first(scatter))
 
 
 def grouped_reducescatter_async(
@@ -437,7 +437,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start to reduce several tensors, of which each process gets some rows."""
-    return process_set.ask("reducescatter", name, *_scattering(tensors, op, (prescale_factor, postscale_factor)))
+    return process_set.ask(name, *_scattering(tensors, op, (prescale_factor, postscale_factor)))
 
 
 class _Reducescatter(torch.autograd.Function):
@@ -493,7 +493,7 @@ def grouped_reducescatter(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every process is here."""
-    synchronize(process_set.ask("barrier", None, describe("barrier", []), lambda group: None))
+    synchronize(process_set.ask(None, describe("barrier", []), lambda group: None))
 
 
 def join(device: int = -1) -> int:

@@ -230,7 +230,7 @@ class Exchange:
             nodes = bucket.flats[: len(plan.nodes)]
             perform = wire.reduce_ordered(nodes, self.passes, divisor)
             description = describe("ordered", [nodes[0]], self.passes)
-            bucket.handle = self._process_set.ask("ordered", bucket.name, description, perform)
+            bucket.handle = self._process_set.ask(bucket.name, description, perform)
             return
         bucket.allocate(1)
         self._fill(bucket)

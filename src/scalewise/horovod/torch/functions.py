@@ -48,7 +48,7 @@ def overwrite(tensors: Iterable[Tensor], root_rank: int, process_set: ProcessSet
     handles = []
     for part in _portions(tensors):
         perform = in_place(part, lambda work: wire.broadcast_together(work, root_rank))
-        handles.append(process_set.ask("broadcast", None, describe("broadcast", part, f"from {root_rank}"), perform))
+        handles.append(process_set.ask(None, describe("broadcast", part, f"from {root_rank}"), perform))
     for handle in handles:
         synchronize(handle)
 
@@ -73,7 +73,7 @@ def broadcast_object(
     mine = rank() == root_rank
     data = pickle.dumps(obj) if mine else b""
     description = Description("broadcast_object", details=(f"from {root_rank}",))
-    received = synchronize(process_set.ask("broadcast_object", name, description, wire.send_bytes(data, root_rank)))
+    received = synchronize(process_set.ask(name, description, wire.send_bytes(data, root_rank)))
     result: T = obj if mine else pickle.loads(received)
     return result
 
@@ -81,7 +81,7 @@ def broadcast_object(
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
     """Every process's Python object, in process order."""
     gather = wire.gather_bytes(pickle.dumps(obj))
-    received = synchronize(process_set.ask("allgather_object", name, Description("allgather_object"), gather))
+    received = synchronize(process_set.ask(name, Description("allgather_object"), gather))
     return [pickle.loads(data) for data in received]
 
 
