@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ class Scalewise(Watching, keras.callbacks.Callback):  # type: ignore[misc]  # Ke
         """Begin to watch, before the first step."""
         self._shell = Shell(self.model, "call")
         self._update = _Update(self.model.optimizer, [one.value for one in self.model.trainable_variables])
-        self.watcher = Watcher(self._shell, self._update, self._out)
+        self.watcher = Watcher(self._shell, self._update, self._out, show=self._show)
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Note the noise scale, print what was found."""
@@ -65,8 +64,6 @@ class Scalewise(Watching, keras.callbacks.Callback):  # type: ignore[misc]  # Ke
         self._update.remove()
         values = noise_values(self.watcher)
         self.model.history.history.update({name: [value] for name, value in values.items()})
-        if self._show and self.watcher.process.process == 0:
-            print(self.watcher.summary(), file=sys.stderr)
 
 
 class _Update(Optimizer):

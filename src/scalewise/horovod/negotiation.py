@@ -17,7 +17,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent import futures
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -110,33 +110,19 @@ def _seconds(variable: str) -> float:
     return float(os.environ.get(variable, "0"))
 
 
-@dataclass
-class Request:
+class Request(Handle):
     """A collective that this process asks for."""
 
-    name: str
-    description: Description
-    perform: Perform
-    event: torch.cuda.Event | None = None  # after which the tensors hold what was computed
-    handle: Handle = field(init=False)
-    begun: int = field(default_factory=time.perf_counter_ns)
-
-    def __post_init__(self) -> None:
-        self.handle = Handle(self.name)
+    def __init__(self, name: str, description: Description, perform: Perform, event: torch.cuda.Event | None) -> None:
+        super().__init__(name)
+        self.description, self.perform = description, perform
+        self.event = event  # after which the tensors hold what was computed
+        self.begun = time.perf_counter_ns()
+        self.number, self.signature = _hashed(name), _hashed(repr(description))  # short enough to send
 
     def note(self, what: str, begun: int) -> None:
         """Tell the timeline what began then and ends now."""
         timeline.span(self.name, f"{what}{self.description.kind.upper()}", begun)
-
-    @property
-    def number(self) -> int:
-        """The name, short enough to send."""
-        return _hashed(self.name)
-
-    @property
-    def signature(self) -> int:
-        """The description, short enough to send."""
-        return _hashed(repr(self.description))
 
 
 def _hashed(text: str) -> int:
@@ -175,10 +161,10 @@ class Negotiator:
                     f"first or give another name"
                 )
             self._busy.add(request.name)
-            request.handle.release = lambda: self._busy.discard(request.name)
+            request.release = lambda: self._busy.discard(request.name)
             self._unsent.append(request)
             self._condition.notify()
-        return request.handle
+        return request
 
     def join(self) -> int:
         """Take part with zeros until every process has joined; the rank of the last one."""
@@ -208,10 +194,9 @@ class Negotiator:
     def _end(self, reason: str) -> None:
         with self._condition:
             self._over = reason
-            waiting = [*self._mine.values(), *self._unsent]
+            waiting: list[Handle] = [*self._mine.values(), *self._unsent]
             self._unsent.clear()
-        handles = [request.handle for request in waiting] + ([self._join] if self._join is not None else [])
-        for handle in handles:
+        for handle in waiting + ([self._join] if self._join is not None else []):
             handle.set_exception(HorovodInternalError(f"{handle.name!r} failed: {reason}"))
 
     def _round(self) -> None:
@@ -278,7 +263,7 @@ class Negotiator:
         dist.all_gather_object(told, str(request.description) if request is not None else None, group=self._group)
         if request is not None:
             everyone = "; ".join(f"process {rank}: {text}" for rank, text in zip(self._ranks, told, strict=True))
-            request.handle.set_exception(
+            request.set_exception(
                 HorovodInternalError(f"{request.name!r} must be the same on every process, got {everyone}")
             )
 
@@ -293,7 +278,7 @@ class Negotiator:
         elif request is not None and substitute is not None:
             _perform(request, self._group)
         elif request is not None:
-            request.handle.set_exception(
+            request.set_exception(
                 HorovodInternalError(
                     f"after join() only allreduce can continue, got {description.kind}; process {self._joined[0]} has "
                     f"joined and has nothing to send"
@@ -311,8 +296,8 @@ def _perform(request: Request, group: dist.ProcessGroup) -> None:
             torch.cuda.current_stream().synchronize()
         request.note("", begun)
     except Exception as error:
-        request.handle.set_exception(HorovodInternalError(f"{request.name!r} failed: {type(error).__name__}: {error}"))
+        request.set_exception(HorovodInternalError(f"{request.name!r} failed: {type(error).__name__}: {error}"))
         if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
             raise
     else:
-        request.handle.set_result(output)
+        request.set_result(output)

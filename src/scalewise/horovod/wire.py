@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from itertools import accumulate, groupby
 
 import torch
@@ -45,26 +46,24 @@ FOLDS: dict[ReduceOp, Callable[[Tensor], Tensor]] = {
 }
 
 
-def reduce_together(tensors: Sequence[Tensor], op: ReduceOp, before: float, after: float) -> Perform:
+def reduce_together(
+    tensors: Sequence[Tensor], op: ReduceOp, before: float, after: float, group: dist.ProcessGroup
+) -> None:
     """Reduce contiguous tensors in place, those of one type in one message."""
-
-    def perform(group: dist.ProcessGroup) -> None:
-        for _, alike in groupby(sorted(tensors, key=_kind), key=_kind):
-            parts = [*alike]
-            if op is ReduceOp.Adasum:
-                for part in parts:
-                    scale(part, before)
-                    part.copy_(adasum([*gathered_rows(part.unsqueeze(0), group)]))
-                    scale(part, after)
-            elif len(parts) == 1:
-                reduce_flat(parts[0].view(-1), op, before, after, group)
-            else:
-                flat = torch.cat([part.view(-1) for part in parts])
-                reduce_flat(flat, op, before, after, group)
-                pieces = flat.split([part.numel() for part in parts])
-                torch._foreach_copy_([part.view(-1) for part in parts], [*pieces])
-
-    return perform
+    for _, alike in groupby(sorted(tensors, key=_kind), key=_kind):
+        parts = [*alike]
+        if op is ReduceOp.Adasum:
+            for part in parts:
+                scale(part, before)
+                part.copy_(adasum([*gathered_rows(part.unsqueeze(0), group)]))
+                scale(part, after)
+        elif len(parts) == 1:
+            reduce_flat(parts[0].view(-1), op, before, after, group)
+        else:
+            flat = torch.cat([part.view(-1) for part in parts])
+            reduce_flat(flat, op, before, after, group)
+            pieces = flat.split([part.numel() for part in parts])
+            torch._foreach_copy_([part.view(-1) for part in parts], [*pieces])
 
 
 def _kind(tensor: Tensor) -> str:
@@ -144,79 +143,61 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def gather(tensors: Sequence[Tensor]) -> Perform:
+def gather(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
     """Concatenate every process's rows, tensor by tensor."""
-    return lambda group: [gathered_rows(tensor, group) for tensor in tensors]
+    return [gathered_rows(tensor, group) for tensor in tensors]
 
 
-def broadcast_together(tensors: Sequence[Tensor], root: int) -> Perform:
+def broadcast_together(tensors: Sequence[Tensor], root: int, group: dist.ProcessGroup) -> None:
     """Overwrite contiguous tensors with those of one process, all in one message."""
-
-    def perform(group: dist.ProcessGroup) -> None:
-        memories = [_bytes(tensor) for tensor in tensors if tensor.numel()]
-        if len(memories) == 1:
-            dist.broadcast(memories[0], src=root, group=group)
-        elif memories:
-            together = torch.cat(memories)
-            dist.broadcast(together, src=root, group=group)
-            torch._foreach_copy_(memories, [*together.split([len(memory) for memory in memories])])
-
-    return perform
+    memories = [_bytes(tensor) for tensor in tensors if tensor.numel()]
+    if len(memories) == 1:
+        dist.broadcast(memories[0], src=root, group=group)
+    elif memories:
+        together = torch.cat(memories)
+        dist.broadcast(together, src=root, group=group)
+        torch._foreach_copy_(memories, [*together.split([len(memory) for memory in memories])])
 
 
-def send_bytes(data: bytes, root: int) -> Perform:
+def send_bytes(data: bytes, root: int, group: dist.ProcessGroup) -> bytes:
     """What one process has, on all of them."""
-
-    def perform(group: dist.ProcessGroup) -> bytes:
-        length = torch.tensor([len(data)])
-        dist.broadcast(length, src=root, group=group)
-        mine = dist.get_rank() == root
-        payload = torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else torch.empty(int(length)).byte()
-        dist.broadcast(payload, src=root, group=group)
-        return payload.numpy().tobytes()
-
-    return perform
+    length = torch.tensor([len(data)])
+    dist.broadcast(length, src=root, group=group)
+    mine = dist.get_rank() == root
+    payload = torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else torch.empty(int(length)).byte()
+    dist.broadcast(payload, src=root, group=group)
+    return payload.numpy().tobytes()
 
 
-def gather_bytes(data: bytes) -> Perform:
+def gather_bytes(data: bytes, group: dist.ProcessGroup) -> list[bytes]:
     """What every process has, on all of them."""
-
-    def perform(group: dist.ProcessGroup) -> list[bytes]:
-        lengths = gathered_rows(torch.tensor([len(data)]), group).tolist()
-        together = gathered_rows(torch.frombuffer(bytearray(data), dtype=torch.uint8), group).numpy().tobytes()
-        return [together[stop - length : stop] for length, stop in zip(lengths, accumulate(lengths), strict=True)]
-
-    return perform
+    lengths = gathered_rows(torch.tensor([len(data)]), group).tolist()
+    together = gathered_rows(torch.frombuffer(bytearray(data), dtype=torch.uint8), group).numpy().tobytes()
+    return [together[stop - length : stop] for length, stop in zip(lengths, accumulate(lengths), strict=True)]
 
 
-def exchange_rows(tensor: Tensor, splits: list[int]) -> Perform:
+def exchange_rows(tensor: Tensor, splits: list[int], group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
     """Send the next splits[i] rows to process i; the rows received, and how many came from each."""
-
-    def perform(group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
-        sizes = torch.empty(group.size(), dtype=torch.int64)
-        dist.all_to_all_single(sizes, torch.tensor(splits, dtype=torch.int64), group=group)
-        received: list[int] = sizes.tolist()
-        output = tensor.new_empty(sum(received), *tensor.shape[1:])
-        width = tensor.element_size() * tensor.shape[1:].numel()
-        dist.all_to_all_single(
-            _bytes(output),
-            _bytes(tensor[: sum(splits)].contiguous()),
-            [rows * width for rows in received],
-            [rows * width for rows in splits],
-            group=group,
-        )
-        return output, received
-
-    return perform
+    sizes = torch.empty(group.size(), dtype=torch.int64)
+    dist.all_to_all_single(sizes, torch.tensor(splits, dtype=torch.int64), group=group)
+    received: list[int] = sizes.tolist()
+    output = tensor.new_empty(sum(received), *tensor.shape[1:])
+    width = tensor.element_size() * tensor.shape[1:].numel()
+    dist.all_to_all_single(
+        _bytes(output),
+        _bytes(tensor[: sum(splits)].contiguous()),
+        [rows * width for rows in received],
+        [rows * width for rows in splits],
+        group=group,
+    )
+    return output, received
 
 
-def scatter_rows(tensors: Sequence[Tensor], op: ReduceOp, before: float, after: float) -> Perform:
+def scatter_rows(
+    tensors: Sequence[Tensor], op: ReduceOp, before: float, after: float, group: dist.ProcessGroup
+) -> list[Tensor]:
     """Each process's share of the rows of the reduced tensors; the first ones get one more when it does not divide."""
-
-    def perform(group: dist.ProcessGroup) -> list[Tensor]:
-        return [_scattered(tensor, op, before, after, group) for tensor in tensors]
-
-    return perform
+    return [_scattered(tensor, op, before, after, group) for tensor in tensors]
 
 
 def _scattered(tensor: Tensor, op: ReduceOp, before: float, after: float, group: dist.ProcessGroup) -> Tensor:
@@ -224,7 +205,7 @@ def _scattered(tensor: Tensor, op: ReduceOp, before: float, after: float, group:
     splits = [len(tensor) // size + (rank < len(tensor) % size) for rank in range(size)]
     source = tensor.clone()
     scale(source, before)
-    rows, received = exchange_rows(source, splits)(group)
+    rows, received = exchange_rows(source, splits, group)
     output = FOLDS[op](rows.view(size, received[0], *tensor.shape[1:]))
     if op is ReduceOp.Average:
         divide(output, size)
@@ -232,50 +213,41 @@ def _scattered(tensor: Tensor, op: ReduceOp, before: float, after: float, group:
     return output
 
 
-def reduce_sparse(tensor: Tensor, op: ReduceOp) -> Perform:
-    """The sum or mean of sparse tensors, whose entries are gathered."""
-    held = tensor.coalesce()
-
-    def perform(group: dist.ProcessGroup) -> Tensor:
-        indices = gathered_rows(held.indices().t().contiguous(), group).t()
-        values = gathered_rows(held.values(), group)
-        if op is ReduceOp.Average:
-            divide(values, group.size())
-        return torch.sparse_coo_tensor(indices, values, held.shape, check_invariants=False).coalesce()
-
-    return perform
+def reduce_sparse(held: Tensor, op: ReduceOp, group: dist.ProcessGroup) -> Tensor:
+    """The sum or mean of coalesced sparse tensors, whose entries are gathered."""
+    indices = gathered_rows(held.indices().t().contiguous(), group).t()
+    values = gathered_rows(held.values(), group)
+    if op is ReduceOp.Average:
+        divide(values, group.size())
+    return torch.sparse_coo_tensor(indices, values, held.shape, check_invariants=False).coalesce()
 
 
-def reduce_ordered(nodes: Sequence[Tensor], passes: int, divisor: int) -> Perform:
+def reduce_ordered(nodes: Sequence[Tensor], passes: int, divisor: int, group: dist.ProcessGroup) -> None:
     """The sum over `passes` leaves of every process in the order of scalewise's tree; into nodes[0].
 
     `nodes` are those of the tree that this process holds whole. As in the engine's ordered reduction, every process
     sums one shard of all vectors and the shards are gathered.
     """
-
-    def perform(group: dist.ProcessGroup) -> None:
-        size, workers = group.size(), passes * group.size()
-        held = [whole_nodes(share(process, size, workers), workers) for process in range(size)]
-        shard = -(-len(nodes[0]) // size)
-        received: list[list[Tensor]] = [[] for _ in range(size)]
-        for number in range(max(map(len, held))):
-            senders = [process for process in range(size) if len(held[process]) > number]
-            sends = number < len(nodes)
-            mine = torch.nn.functional.pad(nodes[number], (0, shard * size - len(nodes[0]))) if sends else nodes[0][:0]
-            out = nodes[0].new_empty(len(senders) * shard)
-            incoming = [shard if process in senders else 0 for process in range(size)]
-            dist.all_to_all_single(out, mine, incoming, [shard if sends else 0] * size, group=group)
-            for process, row in zip(senders, out.split(shard), strict=True):
-                received[process].append(row)
-        plan = fold_plan([node for own in held for node in own], workers)
-        total = sum_rows([row for rows in received for row in rows], plan)
-        if divisor > 1:
-            total.div_(divisor)
-        whole = nodes[0].new_empty(shard * size)
-        all_gather(whole, total, group).wait()
-        nodes[0].copy_(whole[: len(nodes[0])])
-
-    return perform
+    size, workers = group.size(), passes * group.size()
+    held = [whole_nodes(share(process, size, workers), workers) for process in range(size)]
+    shard = -(-len(nodes[0]) // size)
+    received: list[list[Tensor]] = [[] for _ in range(size)]
+    for number in range(max(map(len, held))):
+        senders = [process for process in range(size) if len(held[process]) > number]
+        sends = number < len(nodes)
+        mine = torch.nn.functional.pad(nodes[number], (0, shard * size - len(nodes[0]))) if sends else nodes[0][:0]
+        out = nodes[0].new_empty(len(senders) * shard)
+        incoming = [shard if process in senders else 0 for process in range(size)]
+        dist.all_to_all_single(out, mine, incoming, [shard if sends else 0] * size, group=group)
+        for process, row in zip(senders, out.split(shard), strict=True):
+            received[process].append(row)
+    plan = fold_plan([node for own in held for node in own], workers)
+    total = sum_rows([row for rows in received for row in rows], plan)
+    if divisor > 1:
+        total.div_(divisor)
+    whole = nodes[0].new_empty(shard * size)
+    all_gather(whole, total, group).wait()
+    nodes[0].copy_(whole[: len(nodes[0])])
 
 
 def with_zeros(description: Description) -> Perform | None:
@@ -289,4 +261,4 @@ def with_zeros(description: Description) -> Perform | None:
     zeros = [torch.zeros(shape, dtype=dtype, device=description.device) for shape, dtype in pairs]
     op = description.details[0]
     assert isinstance(op, ReduceOp)
-    return reduce_together(zeros, op, 1.0, 1.0)
+    return partial(reduce_together, zeros, op, 1.0, 1.0)

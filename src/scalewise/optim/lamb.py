@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -92,8 +91,7 @@ class LAMB(LayerWise):
         weights, gradients = [member.weight for member in members], [member.gradient for member in members]
         states = [member.state for member in members]
         moments = ([state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states])
-        for state in states:
-            count_step(state)
+        count_step(members)
         beta1, beta2 = group["betas"]
         steps = [state["step"].item() for state in states]
         biases = [
@@ -108,8 +106,8 @@ class LAMB(LayerWise):
         lr, largest = float(group["lr"]), group["largest_ratio"]
         vectors = [member.vector for member in members if member.vector]
         directions = self._memory.like(vectors)
+        count_step(members)
         for member, vector, direction in zip(members, vectors, directions, strict=True):
-            count_step(member.state)
             if member.decay:
                 np.multiply(vector.array, member.decay, out=direction.array)
             else:
@@ -121,8 +119,7 @@ class LAMB(LayerWise):
             vector.tensor.add_(direction.tensor, alpha=-lr * trust_ratio(size, length, largest))
 
     def _update_plainly(self, group: Group, members: list[Member]) -> None:
-        for member in members:
-            count_step(member.state)
+        count_step(members)
         self._adam(group, members, [member.weight for member in members], float(group["lr"]), members[0].decay)
 
     def _adam(self, group: Group, members: list[Member], weights: list[Tensor], lr: float, decay: float = 0.0) -> None:
@@ -130,8 +127,7 @@ class LAMB(LayerWise):
         fused_adam(weights, gradients, states, group["betas"], group["eps"], lr, decay)
 
     def _update_together(self, group: Group, members: list[Member]) -> None:
-        for member in members:
-            count_step(member.state)
+        count_step(members)
         weights = [local_part(member.weight) for member in members]
         directions = _directions(group, members)
         torch._foreach_add_(directions, weights, alpha=members[0].decay)
@@ -160,6 +156,7 @@ def _directions(group: Group, members: list[Member]) -> list[Tensor]:
     return list(directions)
 
 
-def count_step(state: Mapping[str, Tensor]) -> None:
+def count_step(members: list[Member]) -> None:
     """One more; adding a number to a tensor without dimensions takes three times as long."""
-    state["step"].fill_(state["step"].item() + 1)
+    for member in members:
+        member.state["step"].fill_(member.state["step"].item() + 1)

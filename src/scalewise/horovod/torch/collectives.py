@@ -6,9 +6,9 @@ some processes. Asynchronous calls return a handle for `synchronize` and `poll`.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any, ParamSpec
 
 import torch
@@ -58,7 +58,7 @@ P = ParamSpec("P")
 def _waiting(start: Callable[P, Handle], description: str) -> Callable[P, Any]:
     """The collective that waits for the one that `start` starts."""
 
-    @functools.wraps(start)
+    @wraps(start)
     def finished(*arguments: P.args, **named: P.kwargs) -> Any:  # noqa: ANN401
         return synchronize(start(*arguments, **named))
 
@@ -70,7 +70,7 @@ def _on_copies(start: Callable[P, Handle], description: str) -> Callable[P, Hand
     """The collective whose results overwrite copies of its first argument: a tensor, or several."""
     signature = inspect.signature(start)
 
-    @functools.wraps(start)
+    @wraps(start)
     def started(*arguments: P.args, **named: P.kwargs) -> Handle:
         given = signature.bind(*arguments, **named)
         first = next(iter(given.arguments))
@@ -95,13 +95,12 @@ def chosen(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     return ReduceOp.Average if average else ReduceOp.Sum
 
 
-def in_place(tensors: Sequence[Tensor], collective: Callable[[list[Tensor]], Perform]) -> Perform:
-    """A collective on contiguous tensors, whose results overwrite `tensors`, contiguous or not."""
+def in_place(tensors: Sequence[Tensor], collective: Callable[..., None], *how: object) -> Perform:
+    """A collective that overwrites contiguous tensors, for `tensors` that need not be."""
     work = [tensor.detach().contiguous() for tensor in tensors]
-    overwrite = collective(work)
 
     def perform(group: torch.distributed.ProcessGroup) -> list[Tensor]:
-        overwrite(group)
+        collective(work, *how, group)
         for target, result in zip(tensors, work, strict=True):
             if target.data_ptr() != result.data_ptr():
                 target.detach().copy_(result)
@@ -121,8 +120,7 @@ def _reduction(
     """What must be the same on every process, and the reduction itself, in place."""
     if op is ReduceOp.Adasum:
         _check_adasum(tensors, process_set)
-    perform = in_place(tensors, lambda work: wire.reduce_together(work, op, *factors))
-    return describe("allreduce", tensors, op, *factors), perform
+    return describe("allreduce", tensors, op, *factors), in_place(tensors, wire.reduce_together, op, *factors)
 
 
 def _check_adasum(tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
@@ -249,12 +247,12 @@ def sparse_allreduce_async(
     if op not in (ReduceOp.Average, ReduceOp.Sum):
         raise ValueError(f"sparse tensors can be averaged or added, got op={op.name}; use to_dense()")
     description = Description("sparse_allreduce", (tensor.dtype,), (tuple(tensor.shape),), tensor.device.type, (op,))
-    return process_set.ask(name, description, wire.reduce_sparse(tensor.detach(), op))
+    return process_set.ask(name, description, partial(wire.reduce_sparse, tensor.detach().coalesce(), op))
 
 
 def _gathering(tensors: Sequence[Tensor]) -> tuple[Description, Perform]:
     rows = [tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor.detach().contiguous() for tensor in tensors]
-    return describe("allgather", rows, free_rows=True), wire.gather(rows)  # a number is one row
+    return describe("allgather", rows, free_rows=True), partial(wire.gather, rows)  # a number is one row
 
 
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
@@ -307,7 +305,7 @@ def broadcast_async_(
     """Start to overwrite a tensor with one process's."""
     if root_rank not in (process_set.ranks or []):
         raise ValueError(f"root_rank must be a process of {process_set}, got {root_rank}")
-    perform = in_place([tensor], lambda work: wire.broadcast_together(work, root_rank))
+    perform = in_place([tensor], wire.broadcast_together, root_rank)
     return process_set.ask(name, describe("broadcast", [tensor], f"from {root_rank}"), _first(perform))
 
 
@@ -361,11 +359,11 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start to send each process some rows; gives the rows received and how many came from each."""
-    exchange = wire.exchange_rows(tensor.detach(), _rows_to_send(tensor, splits, process_set.size()))
+    rows = _rows_to_send(tensor, splits, process_set.size())
     device = splits.device if isinstance(splits, Tensor) else torch.device("cpu")
 
     def perform(group: torch.distributed.ProcessGroup) -> tuple[Tensor, Tensor]:
-        output, received = exchange(group)
+        output, received = wire.exchange_rows(tensor.detach(), rows, group)
         return output, torch.tensor(received, dtype=torch.int32, device=device)
 
     return process_set.ask(name, describe("alltoall", [tensor], free_rows=True), perform)
@@ -412,7 +410,7 @@ def _scattering(tensors: Sequence[Tensor], op: ReduceOp, factors: tuple[float, f
     if any(tensor.ndim == 0 for tensor in tensors):
         raise HorovodInternalError("reducescatter shares rows among processes, got a number without a dimension")
     held = [tensor.detach() for tensor in tensors]
-    return describe("reducescatter", held, op, *factors), wire.scatter_rows(held, op, *factors)
+    return describe("reducescatter", held, op, *factors), partial(wire.scatter_rows, held, op, *factors)
 
 
 def reducescatter_async(

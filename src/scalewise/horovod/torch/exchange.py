@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -41,11 +42,10 @@ class Bucket:
         if not self.flats:
             first = self.parameters[0]
             self.flats = [first.new_empty(sum(p.numel() for p in self.parameters)) for _ in range(buffers)]
-            self.views = [self._views(flat) for flat in self.flats]
-
-    def _views(self, flat: Tensor) -> list[Tensor]:
-        pieces = flat.detach().split([parameter.numel() for parameter in self.parameters])
-        return [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
+            sizes = [parameter.numel() for parameter in self.parameters]
+            for flat in self.flats:
+                pieces = zip(flat.detach().split(sizes), self.parameters, strict=True)
+                self.views.append([piece.view(parameter.shape) for piece, parameter in pieces])
 
 
 def bucketed(parameters: Sequence[nn.Parameter], prefix: str) -> list[Bucket]:
@@ -228,7 +228,7 @@ class Exchange:
             plan = self._plan()
             divisor = self._process_set.size() if self._op is ReduceOp.Average else 1
             nodes = bucket.flats[: len(plan.nodes)]
-            perform = wire.reduce_ordered(nodes, self.passes, divisor)
+            perform = partial(wire.reduce_ordered, nodes, self.passes, divisor)
             description = describe("ordered", [nodes[0]], self.passes)
             bucket.handle = self._process_set.ask(bucket.name, description, perform)
             return

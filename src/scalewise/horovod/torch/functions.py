@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -47,7 +48,7 @@ def overwrite(tensors: Iterable[Tensor], root_rank: int, process_set: ProcessSet
     """Overwrite tensors with one process's, many in one message."""
     handles = []
     for part in _portions(tensors):
-        perform = in_place(part, lambda work: wire.broadcast_together(work, root_rank))
+        perform = in_place(part, wire.broadcast_together, root_rank)
         handles.append(process_set.ask(None, describe("broadcast", part, f"from {root_rank}"), perform))
     for handle in handles:
         synchronize(handle)
@@ -73,14 +74,14 @@ def broadcast_object(
     mine = rank() == root_rank
     data = pickle.dumps(obj) if mine else b""
     description = Description("broadcast_object", details=(f"from {root_rank}",))
-    received = synchronize(process_set.ask(name, description, wire.send_bytes(data, root_rank)))
+    received = synchronize(process_set.ask(name, description, partial(wire.send_bytes, data, root_rank)))
     result: T = obj if mine else pickle.loads(received)
     return result
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
     """Every process's Python object, in process order."""
-    gather = wire.gather_bytes(pickle.dumps(obj))
+    gather = partial(wire.gather_bytes, pickle.dumps(obj))
     received = synchronize(process_set.ask(name, Description("allgather_object"), gather))
     return [pickle.loads(data) for data in received]
 
