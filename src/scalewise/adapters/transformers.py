@@ -110,9 +110,7 @@ def _accuracy(logits: Tensor | None, labels: Tensor | None, places: Tensor | Non
 def recipe_of(arguments: TrainingArguments, samples: int) -> Recipe:
     """The single-worker recipe that TrainingArguments ask for; decay is that of all parameters here.
 
-    Arguments:
-        arguments: the Trainer's.
-        samples: of the training data, to say in epochs how long the warm-up is.
+    `samples` of the training data say in epochs how long the warm-up is.
     """
     optimizer, schedule = str(arguments.optim.value), str(arguments.lr_scheduler_type.value)
     refused = [name for name in ("fp16", "label_smoothing_factor") if getattr(arguments, name)]

@@ -75,10 +75,6 @@ class _Entry:
         self._group = group
         self.counters: dict[str, count[int]] = {}
 
-    def next_number(self, kind: str) -> int:
-        """A number that is the same on every process that asks as often."""
-        return next(self.counters.setdefault(kind, count(1)))
-
     def close(self) -> None:
         """Remove the set; a group of its own ends with it, and nothing here keeps the job's alive."""
         if self.negotiator is not None:
@@ -147,13 +143,13 @@ class ProcessSet:
                 f"only processes of a set can use it, got process {rank()} and {self}; ask process_set.included()"
             )
         kind = description.kind
-        name = f"{kind}.noname.{entry.next_number(kind)}" if name is None else f"{kind}.{name}"
+        name = f"{kind}.noname.{self.next_number(kind)}" if name is None else f"{kind}.{name}"
         event = torch.cuda.current_stream().record_event() if description.device == "cuda" else None
         return entry.negotiator.submit(Request(name, description, perform, event))
 
     def next_number(self, kind: str) -> int:
         """A number that is the same on every process that asks as often."""
-        return self._known()[1].next_number(kind)
+        return next(self._known()[1].counters.setdefault(kind, count(1)))
 
     def join(self) -> int:
         """Take part with zeros until all have joined."""

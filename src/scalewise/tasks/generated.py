@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from scalewise.errors import TaskError
@@ -24,36 +26,30 @@ def _design(samples: int, features: int) -> tuple[np.random.Generator, np.ndarra
     return random, inputs, inputs @ weights + 0.5
 
 
-def _split(inputs: np.ndarray, target: np.ndarray) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _task(name: str, inputs: np.ndarray, target: np.ndarray, lr: float, **measures: Any) -> Task:  # noqa: ANN401
+    """One layer with one output; a fifth of the samples is the test data."""
     x, y = torch.from_numpy(inputs).float(), torch.from_numpy(target).float()
     cut = len(x) // 5
-    return (x[cut:], y[cut:]), (x[:cut], y[:cut])
+    return Task(
+        name=name,
+        model=lambda: nn.Sequential(nn.Linear(inputs.shape[1], 1), nn.Flatten(0)),
+        train=(x[cut:], y[cut:]),
+        test=(x[:cut], y[:cut]),
+        recipe=Recipe(worker_batch=20, epochs=5.0, optimizer="sgd", lr=lr),
+        **measures,
+    )
 
 
 def linear(samples: int = 2000, features: int = 1, noise: float = 0.5) -> Task:
     """y = w·x + b + noise; the metric is the mean squared error."""
     random, inputs, clean = _design(samples, features)
-    train, test = _split(inputs, clean + noise * random.standard_normal(samples))
-    return Task(
-        name="linear",
-        model=lambda: nn.Sequential(nn.Linear(features, 1), nn.Flatten(0)),
-        train=train,
-        test=test,
-        loss=F.mse_loss,
-        recipe=Recipe(worker_batch=20, epochs=5.0, optimizer="sgd", lr=0.05),
-    )
+    target = clean + noise * random.standard_normal(samples)
+    return _task("linear", inputs, target, 0.05, loss=F.mse_loss)
 
 
 def logistic(samples: int = 2000, features: int = 8, noise: float = 0.5) -> Task:
     """Two classes split by a noisy plane."""
     random, inputs, clean = _design(samples, features)
-    train, test = _split(inputs, clean + noise * random.standard_normal(samples) > 0.5)
-    return Task(
-        name="logistic",
-        model=lambda: nn.Sequential(nn.Linear(features, 1), nn.Flatten(0)),
-        train=train,
-        test=test,
-        loss=F.binary_cross_entropy_with_logits,
-        metrics={"accuracy": accuracy},
-        recipe=Recipe(worker_batch=20, epochs=5.0, optimizer="sgd", lr=0.5),
-    )
+    target = clean + noise * random.standard_normal(samples) > 0.5
+    measures: dict[str, Any] = {"loss": F.binary_cross_entropy_with_logits, "metrics": {"accuracy": accuracy}}
+    return _task("logistic", inputs, target, 0.5, **measures)

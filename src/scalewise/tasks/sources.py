@@ -63,23 +63,14 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Source:
-    """A published data set.
+    """A published data set."""
 
-    Arguments:
-        name: as in `scalewise tasks`.
-        files: what it consists of.
-        folders: where under a root it may lie; downloads go into the first.
-        address: the official address of the files, or of the archive.
-        archive: the name of an archive that holds all files.
-        arrays: the file of arrays that Keras makes of it, and which array is which file's content.
-    """
-
-    name: str
+    name: str  # as in `scalewise tasks`
     files: tuple[DataFile, ...]
-    folders: tuple[str, ...]
-    address: str
-    archive: str | None = None
-    arrays: tuple[str, Mapping[str, str]] | None = None
+    folders: tuple[str, ...]  # where under a root it may lie; downloads go into the first
+    address: str  # the official one of the files, or of the archive
+    archive: str | None = None  # the name of an archive that holds all files
+    arrays: tuple[str, Mapping[str, str]] | None = None  # Keras's file, and which array in it is which file's content
 
 
 def read(source: Source, data: Path | None = None, progress: Progress | None = None) -> dict[str, bytes]:
@@ -99,7 +90,8 @@ def read(source: Source, data: Path | None = None, progress: Progress | None = N
             continue  # a damaged file in another program's cache is not the user's mistake
         if contents is not None:
             return contents
-    return _download(source, _download_folder(source, data), incomplete, progress)
+    place = data or _environment_path("SCALEWISE_DATA") or _cache()
+    return _download(source, place / source.folders[0], incomplete, progress)
 
 
 def find(source: Source, data: Path | None = None) -> Path | None:
@@ -108,8 +100,8 @@ def find(source: Source, data: Path | None = None) -> Path | None:
         for folder in _folders(source, root):
             if all(_stored(folder, file.name) for file in source.files):
                 return folder
-        for name in _single_files(source):
-            if (root / name).is_file():
+        for name in (source.archive, source.arrays[0] if source.arrays else None):
+            if name and (root / name).is_file():
                 return root / name
     return None
 
@@ -130,10 +122,6 @@ def _cache() -> Path:
     return (_environment_path("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalewise"
 
 
-def _download_folder(source: Source, data: Path | None) -> Path:
-    return (data or _environment_path("SCALEWISE_DATA") or _cache()) / source.folders[0]
-
-
 def _folders(source: Source, root: Path) -> list[Path]:
     """Where under a root the files may lie, or the root itself."""
     return [*(root / name for name in source.folders), root]
@@ -142,10 +130,6 @@ def _folders(source: Source, root: Path) -> list[Path]:
 def _stored(folder: Path, name: str) -> Path | None:
     """A file, plain or gzipped."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
-
-
-def _single_files(source: Source) -> list[str]:
-    return [name for name in (source.archive, source.arrays[0] if source.arrays else None) if name]
 
 
 def _from_root(source: Source, root: Path, incomplete: list[str]) -> dict[str, bytes] | None:

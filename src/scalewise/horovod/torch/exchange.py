@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -16,7 +17,7 @@ from scalewise.horovod.negotiation import Handle, describe
 from scalewise.horovod.processes import ProcessSet
 from scalewise.horovod.torch.collectives import grouped_allreduce_async_, sparse_allreduce_async, synchronize
 from scalewise.horovod.torch.compression import Compression, Compressor
-from scalewise.horovod.torch.functions import broadcast_object
+from scalewise.horovod.torch.functions import broadcast_object, portions
 from scalewise.horovod.wire import ReduceOp
 
 Reduction = Literal["allreduce", "ordered"]
@@ -50,16 +51,8 @@ class Bucket:
 
 def bucketed(parameters: Sequence[nn.Parameter], prefix: str) -> list[Bucket]:
     """Buckets of parameters of one type, in order; the first small, the others up to 25 MiB."""
-    buckets: list[Bucket] = []
-    room = 0
-    for parameter in parameters:
-        room -= parameter.numel() * parameter.element_size()
-        held = buckets[-1].parameters[0] if buckets else None
-        if held is None or room < 0 or (held.dtype, held.device) != (parameter.dtype, parameter.device):
-            room = (BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES) - parameter.numel() * parameter.element_size()
-            buckets.append(Bucket(f"{prefix}.{len(buckets)}", []))
-        buckets[-1].parameters.append(parameter)
-    return buckets
+    parts = portions(parameters, attrgetter("dtype", "device"), FIRST_BUCKET_BYTES, BUCKET_BYTES)
+    return [Bucket(f"{prefix}.{number}", part) for number, part in enumerate(parts)]
 
 
 class Exchange:

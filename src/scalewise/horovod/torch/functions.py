@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import TypeVar
 
 import torch
@@ -26,6 +27,7 @@ __all__ = [
 TOGETHER_BYTES = 64 * 2**20  # that are broadcast in one message
 
 T = TypeVar("T")
+Held = TypeVar("Held", bound=Tensor)
 
 
 def broadcast_parameters(
@@ -47,24 +49,27 @@ def broadcast_parameters(
 def overwrite(tensors: Iterable[Tensor], root_rank: int, process_set: ProcessSet) -> None:
     """Overwrite tensors with one process's, many in one message."""
     handles = []
-    for part in _portions(tensors):
+    for part in portions(tensors, attrgetter("device"), TOGETHER_BYTES, TOGETHER_BYTES):
         perform = in_place(part, wire.broadcast_together, root_rank)
         handles.append(process_set.ask(None, describe("broadcast", part, f"from {root_rank}"), perform))
     for handle in handles:
         synchronize(handle)
 
 
-def _portions(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors on one device, up to 64 MiB together."""
-    portions: list[list[Tensor]] = []
+def portions(
+    tensors: Iterable[Held], kind: Callable[[Tensor], object], first_bytes: int, most_bytes: int
+) -> list[list[Held]]:
+    """Neighbours of one kind, up to `most_bytes` together; the first portion up to `first_bytes`."""
+    found: list[list[Held]] = []
     room = 0
     for tensor in tensors:
-        room -= tensor.numel() * tensor.element_size()
-        if room < 0 or tensor.device != portions[-1][0].device:
-            portions.append([])
-            room = TOGETHER_BYTES - tensor.numel() * tensor.element_size()
-        portions[-1].append(tensor)
-    return portions
+        size = tensor.numel() * tensor.element_size()
+        room -= size
+        if not found or room < 0 or kind(found[-1][0]) != kind(tensor):
+            room = (most_bytes if found else first_bytes) - size
+            found.append([])
+        found[-1].append(tensor)
+    return found
 
 
 def broadcast_object(
