@@ -174,8 +174,7 @@ def collectives(
     counts = processes or [1 << power for power in range(1, max(2, available_cores().bit_length()))]
     with benching(folder):
         check_timing(counts, 2, hosts, rate, seconds)
-        _check_sizes(sizes)
-        _check_profile(profile)
+        _check_request(sizes, profile)
         chosen = chosen_device(device, max(counts))
         report = measure_collectives(
             counts,
@@ -194,16 +193,13 @@ def collectives(
     return report
 
 
-def _check_sizes(sizes: Sequence[int] | None) -> None:
+def _check_request(sizes: Sequence[int] | None, profile: Path | None) -> None:
+    """Before minutes of timing, whether it can be fitted, and the link profile written at the end."""
     if sizes is not None and len(set(sizes)) < 2:
         raise UsageError(
             "--sizes must name two sizes at least, to tell latency from bandwidth; "
             "write for example --sizes 64kB,1MB,16MB"
         )
-
-
-def _check_profile(profile: Path | None) -> None:
-    """Before minutes of timing, whether the link profile can be written at the end."""
     if profile is not None and profile.is_dir():
         raise UsageError(f"--out {profile} must be a file if it ends in .json, got a folder; choose another")
     if profile is not None:

@@ -91,10 +91,6 @@ class _Own:
     held: HeldBytes
     peak: int
 
-    def of(self, kind: Kind) -> Traffic:
-        """What was moved of one kind."""
-        return self.traffic.get(kind, Traffic())
-
     @property
     def total(self) -> Traffic:
         """What was moved of all kinds."""
@@ -206,7 +202,8 @@ def _alone(task: Task, recipe: Recipe, placement: Placement, team: Team) -> _Own
         peak = held().highest
         with Payload(team) as payload:
             take_step(training)
-        return _Own(training.strategy.exact, losses, dict(payload.found), training.strategy.held(), peak)
+        traffic = {kind: payload.found[kind] for kind in KINDS}
+        return _Own(training.strategy.exact, losses, traffic, training.strategy.held(), peak)
 
 
 def _row(name: str, own: _Own, expected: list[float], recipe: Recipe, team: Team, link: Link | None) -> Row:
@@ -225,8 +222,8 @@ def _row(name: str, own: _Own, expected: list[float], recipe: Recipe, team: Team
         loss_difference=difference,
         sent_bytes_per_step=sent,
         received_bytes_per_step=received,
-        sent_by_kind_bytes_per_step={kind: busiest.of(kind).sent_bytes for kind in KINDS},
-        received_by_kind_bytes_per_step={kind: busiest.of(kind).received_bytes for kind in KINDS},
+        sent_by_kind_bytes_per_step={kind: busiest.traffic[kind].sent_bytes for kind in KINDS},
+        received_by_kind_bytes_per_step={kind: busiest.traffic[kind].received_bytes for kind in KINDS},
         messages_per_step=messages,
         parameter_bytes=max(other.held.parameters for other in everybody),
         gradient_bytes=max(other.held.gradients for other in everybody),

@@ -29,6 +29,7 @@ from scalewise.runs.request import Notify, Settings, load_subject, silent
 from scalewise.stats.interval import median_interval
 from scalewise.stats.timing import Lost, Parts, efficiency_rounds, lost, medians, parts_of_step, rounds
 from scalewise.tasks.load import load_task
+from scalewise.tasks.task import Origin
 
 if TYPE_CHECKING:
     from scalewise.engine.loop import Training
@@ -57,9 +58,7 @@ class Took:
 class TrainingWork:
     """The work of a job that trains."""
 
-    task_spec: str
-    settings: tuple[str, ...]
-    data: Path | None
+    task: Origin
     recipe: Recipe
     placement: Placement
 
@@ -69,7 +68,7 @@ class TrainingWork:
         from scalewise.engine.loop import Training
         from scalewise.engine.parallel.data import DataParallel
 
-        task = load_task(self.task_spec, self.settings, self.data)
+        task = load_task(self.task.spec, self.task.settings, self.task.data)
         bare = dataclasses.replace(task, validation=None)  # an epoch's end is not what is timed
         with Training(bare, self.recipe, self.placement) as training:
             records, strategy = training.records(), training.strategy
@@ -227,11 +226,10 @@ def scaling(
         placement = Placement(device=chosen, reduce=reduce, shard_optimizer=shard_optimizer, loaders=loaders)
         machine = topology()
         recipes = {count: recipe_for(trained, mode, count, spread) for count in counts}
-        works = {
-            count: TrainingWork(loaded.spec, tuple(loaded.settings), data, own, placement)
-            for count, own in recipes.items()
+        origin = Origin(loaded.spec, tuple(loaded.settings), data)
+        starts = {
+            count: Start(TrainingWork(origin, own, placement), count, threads, chosen) for count, own in recipes.items()
         }
-        starts = {count: Start(work, count, threads, chosen) for count, work in works.items()}
         with interleaved(starts, hosts, rate) as jobs:
             steps, taken = _timed_rounds(jobs, seconds, notify)
         rows = _rows(taken, recipes, steps)

@@ -94,9 +94,9 @@ def _reduction(elements: int, device: torch.device) -> Run:
     return lambda: x.sum()
 
 
-def _copy(elements: int, device: torch.device) -> Run:
-    x = torch.randn(elements, device=device)
-    out = torch.empty_like(x)
+def _copy(elements: int, source: torch.device, target: torch.device | None = None) -> Run:
+    x = torch.randn(elements, device=source)
+    out = torch.empty(elements, device=target or source)
     return lambda: out.copy_(x)
 
 
@@ -124,15 +124,11 @@ OPERATIONS = (
 
 
 def _to_device(elements: int, device: torch.device) -> Run:
-    x = torch.randn(elements)
-    out = torch.empty(elements, device=device)
-    return lambda: out.copy_(x)
+    return _copy(elements, torch.device("cpu"), device)
 
 
 def _from_device(elements: int, device: torch.device) -> Run:
-    x = torch.randn(elements, device=device)
-    out = torch.empty(elements)
-    return lambda: out.copy_(x)
+    return _copy(elements, device, torch.device("cpu"))
 
 
 # Only where host and device have memories of their own. Carried in one direction at a time, from and to ordinary

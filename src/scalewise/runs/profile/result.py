@@ -242,16 +242,6 @@ def verdict(
     setting: Setting, wall: float, phases: Sequence[PhaseRow], layers: Sequence[LayerRow], rows: Sequence[ProcessRow]
 ) -> Verdict:
     """The largest part of the step, and what would make it smaller; and whether others were in the way of seeing it."""
-    bottleneck, advice = _largest(setting, wall, phases, layers, rows)
-    queued = max(row.usage.queued_share for row in rows)
-    if queued >= DISTURBED:
-        advice += f" Other programs had the cores {100 * queued:.0f} % of the time: look again without them."
-    return bottleneck, advice
-
-
-def _largest(
-    setting: Setting, wall: float, phases: Sequence[PhaseRow], layers: Sequence[LayerRow], rows: Sequence[ProcessRow]
-) -> Verdict:
     by_name = {row.name: row for row in phases}
     shares = {
         "input": sum(by_name[name].share for name in INPUT),
@@ -263,17 +253,20 @@ def _largest(
     largest = max(shares, key=lambda name: shares[name])
     share = shares[largest]
     if largest == "input":
-        return _input(setting, wall, by_name, share)
-    if largest == "communication":
-        return _communication(setting, share, rows)
-    if largest == "updating":
-        return _updating(setting, by_name, share)
-    if largest == "loop":
-        return (
-            f"The loop around the phases takes {100 * share:.0f} % of the step, more than computing.",
-            "Raise --worker-batch: the loop costs the same for a larger one.",
-        )
-    return _computing(setting, wall, by_name, layers, share)
+        bottleneck, advice = _input(setting, wall, by_name, share)
+    elif largest == "communication":
+        bottleneck, advice = _communication(setting, share, rows)
+    elif largest == "updating":
+        bottleneck, advice = _updating(setting, by_name, share)
+    elif largest == "computing":
+        bottleneck, advice = _computing(setting, wall, by_name, layers, share)
+    else:
+        bottleneck = f"The loop around the phases takes {100 * share:.0f} % of the step, more than computing."
+        advice = "Raise --worker-batch: the loop costs the same for a larger one."
+    queued = max(row.usage.queued_share for row in rows)
+    if queued >= DISTURBED:
+        advice += f" Other programs had the cores {100 * queued:.0f} % of the time: look again without them."
+    return bottleneck, advice
 
 
 def _input(setting: Setting, wall: float, phases: dict[str, PhaseRow], share: float) -> Verdict:
