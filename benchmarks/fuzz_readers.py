@@ -37,7 +37,7 @@ from scalewise.present.folders import read_run
 from scalewise.recipe import Recipe
 from scalewise.runs.bisect import compare
 from scalewise.runs.compare.compare import BegunComparison
-from scalewise.runs.measure.minima.surface import stored_weights
+from scalewise.runs.measure.surface import stored_weights
 from scalewise.runs.request import load_request
 from scalewise.runs.run import stored_records
 from scalewise.stats.outlook import read_points

@@ -119,9 +119,8 @@ def published() -> list[dict[str, Any]]:
 def steps(name: str, seeds: int, data: Path | None, runs: Path) -> dict[str, Any]:
     """Steps to a smoothed validation loss: predicted from 1, 2 and 4 workers, measured with 8 and 16."""
     from scalewise.engine.data.samples import open_samples
-    from scalewise.runs.measure.critical.laboratory import Laboratory
     from scalewise.runs.measure.critical.sweep import constant_rate
-    from scalewise.runs.measure.critical.trials import Trial, evaluation_steps, smoothed
+    from scalewise.runs.measure.critical.trials import Laboratory, Trial, evaluation_steps, smoothed
     from scalewise.runs.measure.noise import measure_noise
     from scalewise.tasks.load import load_task
 

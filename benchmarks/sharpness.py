@@ -21,9 +21,8 @@ import scalewise as sw
 from report import Conditions, conditions
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement
-from scalewise.runs.measure.minima.landscape import line
-from scalewise.runs.measure.minima.sharpness import SUBSPACE, sharpness
-from scalewise.runs.measure.minima.surface import Weights
+from scalewise.runs.measure.minima import SUBSPACE, line, sharpness
+from scalewise.runs.measure.surface import Weights
 from scalewise.tasks.task import Task
 
 CASES = (("mlp", 32, 512),)

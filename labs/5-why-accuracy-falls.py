@@ -24,8 +24,7 @@ from torch.nn import functional as F
 import scalewise as sw
 from scalewise import labs
 from scalewise.engine.loop import Training
-from scalewise.runs.measure.minima.landscape import barrier, line
-from scalewise.runs.measure.minima.sharpness import sharpness
+from scalewise.runs.measure.minima import barrier, line, sharpness
 from scalewise.runs.measure.noise import measure_noise
 from scalewise.stats.steps_law import fit_law
 

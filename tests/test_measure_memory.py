@@ -207,7 +207,7 @@ def test_planted_memory_is_found_and_split_into_parts():
     parts = {part.name: part.bytes for part in report.parts}
     assert parts["activations"] == 0.5 * MB * report.largest_worker_batch
     assert parts["workspace"] == (20 - 5) * MB + 0.5 * MB * report.largest_worker_batch
-    assert report.to_json()["trials"][0].keys() == {"worker_batch", "fits", "peak_bytes"}
+    assert dataclasses.asdict(report)["trials"][0].keys() == {"worker_batch", "fits", "peak_bytes"}
 
 
 def test_no_more_samples_than_there_are_are_of_interest():

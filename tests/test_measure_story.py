@@ -18,10 +18,9 @@ from scalewise.recipe import Recipe
 from scalewise.runs.measure.critical.branch import BranchReport, Stage
 from scalewise.runs.measure.critical.rates import Tried
 from scalewise.runs.measure.critical.sweep import Rung, SweepReport
-from scalewise.runs.measure.measurement import Measurement, Minimum
+from scalewise.runs.measure.measure import Measurement, Minimum
 from scalewise.runs.measure.memory.largest import MemoryReport, Part
-from scalewise.runs.measure.minima.landscape import Line, LinePoint
-from scalewise.runs.measure.minima.sharpness import Sharpness, SharpnessReport
+from scalewise.runs.measure.minima import Line, LinePoint, Sharpness, SharpnessReport
 from scalewise.runs.measure.noise import LayerNoise, NoiseReport, StageNoise
 from scalewise.runs.measure.throughput import ThroughputReport
 from scalewise.stats.critical_batch import CriticalBatch

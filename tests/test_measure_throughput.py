@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -179,7 +180,10 @@ def test_mfu_is_what_it_says(report):
     best = max(row.samples_per_second for row in report.rows)
     assert report.mfu == pytest.approx(report.flops_per_sample * best / report.peak_flops_per_second)
     assert 0 < report.mfu < 1
-    assert json.loads(json.dumps(report.to_json()))["rows"][0].keys() >= {"worker_batch", "samples_per_second"}
+    assert json.loads(json.dumps(asdict(report)))["rows"][0].keys() >= {
+        "worker_batch",
+        "samples_per_second",
+    }
 
 
 def test_batch_norm_begins_with_two_samples_and_ghosts_with_whole_groups():

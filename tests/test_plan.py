@@ -549,7 +549,7 @@ def both_commands(scalewise_here, recorded):
     [
         (("--steps", "60"), "noise scale"),
         (("--steps", "60", "--optimizer", "momentum", "--verify", "sweep", "--target", "1.2"), "sweep"),
-        (("--epochs", "1.5", "--verify", "branch", "--seeds", "1"), "branch"),
+        (("--epochs", "1.6", "--verify", "branch", "--seeds", "1"), "branch"),
     ],
 )
 def test_measure_and_plan_give_the_same_critical_batch(both_commands, monkeypatch, flags, method):

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import scalewise as sw
 from scalewise.errors import TaskError
-from scalewise.runs.measure.minima import landscape
-from scalewise.runs.measure.minima.sharpness import half_widths, largest_in_box, random_basis, sharpness
+from scalewise.runs.measure import minima
+from scalewise.runs.measure.minima import half_widths, largest_in_box, random_basis, sharpness
 from scalewise.tasks.digits import digits, load
 
 CURVATURES = (0.5, 3.0, 40.0, 0.01)
@@ -122,7 +122,7 @@ def test_weights_of_another_model_are_refused():
 def test_a_line_between_weights_has_the_losses_of_its_points():
     task = quadratic_task()
     a, b = np.array((0.0, 0.0, 0.0, 0.0)), np.array((2.0, -1.0, 0.5, 1.0))
-    found = landscape.line(task, task.recipe, weights(*a), weights(*b))
+    found = minima.line(task, task.recipe, weights(*a), weights(*b))
     assert [found.rows[0].alpha, found.rows[-1].alpha] == [-1, 2]
     for row in found.rows:
         assert row.train["loss"] == pytest.approx(loss(a + row.alpha * (b - a)), rel=1e-9)
@@ -151,7 +151,7 @@ def test_two_networks_that_compute_the_same_have_a_barrier_between_them():
         optimizer.step()
     task = sw.Task(model=lambda: model, train=(x, y), test=test, loss=F.cross_entropy)
     ends = {name: tensor.clone() for name, tensor in model.state_dict().items()}, permuted(model)
-    found = landscape.line(task, sw.Recipe(threads=1), *ends, alphas=[0.0, 0.25, 0.5, 0.75, 1.0], samples=256)
+    found = minima.line(task, sw.Recipe(threads=1), *ends, alphas=[0.0, 0.25, 0.5, 0.75, 1.0], samples=256)
     losses = [row.train["loss"] for row in found.rows]
     assert losses[0] == pytest.approx(losses[-1], rel=1e-4)
     assert found.barrier > 0.5
@@ -163,7 +163,7 @@ def test_a_plane_through_three_runs_holds_each_of_them():
     points = [np.array(p) for p in ((0.0, 1.0, 0.0, 2.0), (2.0, -1.0, 0.5, 1.0), (1.0, 1.0, 3.0, -1.0))]
     stored = [weights(*point) for point in points]
     along = float((points[2] - points[0]) @ (points[1] - points[0]) / ((points[1] - points[0]) ** 2).sum())
-    found = landscape.plane(task, task.recipe, *stored, xs=[0.0, 1.0, along], ys=[0.0, 1.0])
+    found = minima.plane(task, task.recipe, *stored, xs=[0.0, 1.0, along], ys=[0.0, 1.0])
     assert found.runs == ((0.0, 0.0), (1.0, 0.0), (pytest.approx(along), 1.0))
     at = {(row.x, row.y): row.train["loss"] for row in found.rows}
     for place, point in zip(((0.0, 0.0), (1.0, 0.0), (along, 1.0)), points, strict=True):
@@ -173,7 +173,7 @@ def test_a_plane_through_three_runs_holds_each_of_them():
 def test_a_random_direction_has_the_lengths_of_the_filters_and_leaves_vectors_alone():
     shapes = [torch.Size((5, 2, 3, 3)), torch.Size((5,)), torch.Size((4, 5))]
     own = np.random.default_rng(1).normal(size=sum(shape.numel() for shape in shapes))
-    direction = landscape.filter_normalized(own, shapes)
+    direction = minima.filter_normalized(own, shapes)
     kernels = slice(0, 90)
     assert np.linalg.norm(direction[kernels].reshape(5, -1), axis=1) == pytest.approx(
         np.linalg.norm(own[kernels].reshape(5, -1), axis=1)
@@ -188,9 +188,9 @@ def test_a_random_direction_has_the_lengths_of_the_filters_and_leaves_vectors_al
 def test_a_plane_with_a_random_direction_meets_the_line():
     task = quadratic_task()
     a, b = weights(0.0, 1.0, 0.0, 2.0), weights(2.0, -1.0, 0.5, 1.0)
-    found = landscape.plane(task, task.recipe, a, b)
-    beside = landscape.line(task, task.recipe, a, b, alphas=landscape.ACROSS)
+    found = minima.plane(task, task.recipe, a, b)
+    beside = minima.line(task, task.recipe, a, b, alphas=minima.ACROSS)
     assert found.direction == "random"
     on_the_line = [row.train["loss"] for row in found.rows if row.y == 0]
     assert on_the_line == pytest.approx([row.train["loss"] for row in beside.rows])
-    assert len(found.rows) == len(landscape.ACROSS) * len(landscape.AROUND)
+    assert len(found.rows) == len(minima.ACROSS) * len(minima.AROUND)

@@ -29,7 +29,6 @@ from scalewise.runs.measure.critical.branch import (
     sure_bounds,
     tolerance,
 )
-from scalewise.runs.measure.critical.laboratory import Laboratory
 from scalewise.runs.measure.critical.sweep import (
     MEDIAN_ERROR,
     SweepReport,
@@ -42,7 +41,16 @@ from scalewise.runs.measure.critical.sweep import (
     sweep,
     training_samples,
 )
-from scalewise.runs.measure.critical.trials import Curve, Point, Trial, crossing, evaluation_steps, follow, stored
+from scalewise.runs.measure.critical.trials import (
+    Curve,
+    Laboratory,
+    Point,
+    Trial,
+    crossing,
+    evaluation_steps,
+    follow,
+    stored,
+)
 
 
 def power_law(step: int) -> float:

@@ -13,7 +13,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -68,10 +68,6 @@ class ThroughputReport:
     mfu: float | None
     device: str
     threads: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Every field by its name."""
-        return asdict(self)
 
 
 def throughput(

@@ -21,9 +21,8 @@ import numpy as np
 from scalewise import schedules
 from scalewise.errors import TargetMissed, UsageError
 from scalewise.recipe import Recipe, fitting_rule
-from scalewise.runs.measure.critical.laboratory import Laboratory
 from scalewise.runs.measure.critical.sweep import training_samples
-from scalewise.runs.measure.critical.trials import Branch, Curve, Trial
+from scalewise.runs.measure.critical.trials import Branch, Curve, Laboratory, Trial
 from scalewise.runs.request import Notify, silent
 from scalewise.stats.critical_batch import CriticalBatch
 from scalewise.stats.interval import mean_interval

@@ -33,9 +33,8 @@ from scalewise.engine.data.samples import hold_out, open_samples
 from scalewise.errors import TargetMissed, UsageError
 from scalewise.recipe import Recipe
 from scalewise.runs.measure.critical import rates
-from scalewise.runs.measure.critical.laboratory import Laboratory
 from scalewise.runs.measure.critical.rates import Tried
-from scalewise.runs.measure.critical.trials import Curve, Trial, evaluation_steps, smoothed
+from scalewise.runs.measure.critical.trials import Curve, Laboratory, Trial, evaluation_steps, smoothed
 from scalewise.runs.request import Notify, silent
 from scalewise.stats.critical_batch import CriticalBatch
 from scalewise.stats.steps_law import HeldOut, Law, fit_law, held_out_one_by_one

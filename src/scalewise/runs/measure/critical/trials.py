@@ -1,9 +1,7 @@
-"""A trial: a short training whose validation loss is followed, stored when it ends.
+"""Trials: short trainings whose validation loss is followed, several at the same time, each stored when it ends.
 
-Its curve depends on task, recipe and seed alone: on exact restarts it is the same whether it was interrupted or not,
-and in whichever process it ran.
-
-Curves of validation loss by step: where to look, and when a loss is reached.
+A trial's curve depends on task, recipe and seed alone: on exact restarts it is the same whether it was interrupted or
+not, and in whichever process it ran.
 
 Steps count on a logarithmic scale throughout: a tenth more steps means the same early and late, at a small and at a
 large global batch, so that curves of very different lengths are treated alike.
@@ -11,27 +9,32 @@ large global batch, so that curves of very different lengths are treated alike.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 
 from scalewise.engine.data.samples import Samples, Subset
 from scalewise.engine.loop import Training
-from scalewise.engine.placement import Placement
+from scalewise.engine.placement import Placement, slots
+from scalewise.engine.processes import signals
+from scalewise.engine.processes.failures import translated
+from scalewise.engine.processes.pool import InProcess, Pool
 from scalewise.engine.processes.signals import Stop
 from scalewise.engine.store import checkpoint
-from scalewise.errors import Interrupted, NonFiniteLoss, RunFolderError
+from scalewise.errors import Failed, Interrupted, NonFiniteLoss, RunFolderError, ScalewiseError
 from scalewise.recipe import Recipe
 from scalewise.records import Step, write_atomically
-from scalewise.tasks.task import Task
+from scalewise.tasks.load import load_task
+from scalewise.tasks.task import Origin, Task
 
 VALIDATION_SAMPLES = 1024  # at most: a fixed choice of them, the same for every trial, so its noise is common to all
 STATISTICS_SAMPLES = 1024  # for batch norm in each of many evaluations; a training's own take four times as many
@@ -255,3 +258,88 @@ def crossing(points: Sequence[Point], target: float) -> float | None:
             return math.exp(before[0] + share * (position - before[0]))
         before = position, loss
     return None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended: with its curve, with why it failed, or with neither where a signal stopped it."""
+
+    trial: Trial
+    curve: Curve | None = None
+    failure: str | None = None
+    exit_code: int = 1
+
+
+@dataclass(frozen=True)
+class Trying:
+    """The work of the processes: each loads the task once."""
+
+    origin: Origin | None
+    folder: Path
+    tasks: list[Task] = field(default_factory=list)
+
+    def perform(self, trial: Trial, send: Callable[[Outcome], None], stop: Stop) -> Outcome:
+        """Train or resume one trial; its state is saved where a signal stops it."""
+        try:
+            return Outcome(trial, follow(self._task(), trial, self.folder, stop))
+        except Interrupted:
+            return Outcome(trial)
+        except Exception as error:
+            known = error if isinstance(error, ScalewiseError) else translated(error)
+            return Outcome(trial, failure=str(known), exit_code=known.exit_code)
+
+    def died(self, trial: Trial, reason: str) -> Outcome:
+        """A failed trial."""
+        return Outcome(trial, failure=reason)
+
+    def stopped(self, trial: Trial) -> Outcome:
+        """A trial to resume."""
+        return Outcome(trial)
+
+    def _task(self) -> Task:
+        if not self.tasks:
+            assert self.origin is not None
+            self.tasks.append(load_task(self.origin.spec, self.origin.settings, self.origin.data))
+        return self.tasks[0]
+
+
+class Laboratory:
+    """A folder of trials, and the processes that do them.
+
+    Processes must know where to load the task from: trials of a task without an origin are done here, one by one.
+    """
+
+    def __init__(self, task: Task, folder: Path, jobs: int | None) -> None:
+        self._folder = folder / "trials"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        size = jobs or slots("auto")
+        self._pool: Pool[Trial, Outcome] | InProcess[Trial, Outcome]
+        if task.origin is None or size == 1:
+            self._pool = InProcess(Trying(task.origin, self._folder, [task]))
+        else:
+            self._pool = Pool(size, Trying(task.origin, self._folder))
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self._pool)
+        self._stack.enter_context(signals.stopping(self._pool.stop))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def curves(self, trials: Sequence[Trial]) -> list[Curve]:
+        """The curves of some trials, in their order: read where they are stored, else trained."""
+        found = {trial.name: stored(trial, self._folder) for trial in trials}
+        for outcome in self._pool.run([trial for trial in trials if found[trial.name] is None]):
+            if outcome.failure is not None:
+                raise Failed(f"trial {outcome.trial.name}: {outcome.failure}", outcome.exit_code)
+            found[outcome.trial.name] = outcome.curve
+        if self._pool.stopping:
+            raise Interrupted(
+                f"{signals.name(self._pool.stopping)} stopped the measurement; its trials are saved in "
+                f"{self._folder.parent}, the same command with that folder continues",
+                self._pool.stopping,
+            )
+        curves = [found[trial.name] for trial in trials]
+        return [curve for curve in curves if curve is not None]

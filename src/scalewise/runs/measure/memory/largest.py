@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -94,10 +94,6 @@ class MemoryReport:
     smallest_that_does_not_fit: int | None
     trials: tuple[Trial, ...]
     loaders: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Every field by its name."""
-        return asdict(self)
 
 
 def largest_worker_batch(
