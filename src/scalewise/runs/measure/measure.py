@@ -97,7 +97,10 @@ class Measurement:
         """The critical batch to go by, from the noise scale and what was trained."""
         if self.noise is None and self.verified is None:
             return None
-        return to_go_by(self.cheap, None if self.verified is None else self.verified.direct)
+        if self.verified is None:
+            return to_go_by(self.cheap, None)
+        direct = self.verified.law if isinstance(self.verified, SweepReport) else self.verified.critical
+        return to_go_by(self.cheap, direct)
 
     @property
     def efficiencies(self) -> tuple[Efficiency, ...]:

@@ -38,6 +38,11 @@ class StageNoise:
     estimate: NoiseEstimate
     preconditioned: NoiseEstimate | None
 
+    @property
+    def used(self) -> NoiseEstimate:
+        """In the coordinates of the optimizer, where they are known."""
+        return self.preconditioned or self.estimate
+
     def to_json(self) -> dict[str, Any]:
         """As part of the report."""
         return {
@@ -46,7 +51,7 @@ class StageNoise:
             "samples": self.samples,
             "noise_scale": self.estimate.to_json(),
             "preconditioned": _json(self.preconditioned),
-            "verdict": (self.preconditioned or self.estimate).verdict,
+            "verdict": self.used.verdict,
         }
 
 
@@ -80,31 +85,28 @@ class NoiseReport:
     @property
     def averaged(self) -> tuple[str, ...]:
         """Names of the stages that the averages are over: those that have a noise scale."""
-        kept = [stage for stage in self.stages if self.preconditioned is None or stage.preconditioned is not None]
-        return tuple(stage.name for stage in kept if stage.estimate.low is not None)
+        return tuple(stage.name for stage in self._comparable if stage.estimate.low is not None)
 
     @property
     def along(self) -> list[tuple[int, NoiseEstimate]]:
         """(step, noise scale) of the stages, in the coordinates of the optimizer, where there are any."""
-        found = [(stage.step, stage.estimate if self.preconditioned is None else stage.preconditioned)
-                 for stage in self.stages]  # fmt: skip
-        return [(step, estimate) for step, estimate in found if estimate is not None]
+        return [(stage.step, stage.used) for stage in self._comparable]
+
+    @property
+    def _comparable(self) -> list[StageNoise]:
+        """Stages in the same coordinates as the average."""
+        return [stage for stage in self.stages if self.preconditioned is None or stage.preconditioned is not None]
 
     @property
     def used(self) -> NoiseEstimate:
         """The one that says how large a global batch is worth it: in the coordinates of the optimizer."""
-        return self.estimate if self.preconditioned is None else self.preconditioned
-
-    @property
-    def verdict(self) -> str:
-        """Of the one that is used."""
-        return self.used.verdict
+        return self.preconditioned or self.estimate
 
     def to_json(self) -> dict[str, Any]:
         """All of it."""
         return {
             "noise_scale": self.used.to_json(),
-            "verdict": self.verdict,
+            "verdict": self.used.verdict,
             "plain": self.estimate.to_json(),
             "preconditioned": _json(self.preconditioned),
             "stages": [stage.to_json() | {"averaged": stage.name in self.averaged} for stage in self.stages],
@@ -140,11 +142,7 @@ def measure_noise(
         device: where.
         notify: called with each stage.
     """
-    trained = recipe.replace(workers=1, lr_rule="none", patience=None, target=None)
-    trained = trained if steps is None else trained.replace(steps=steps)
-    with Training(
-        dataclasses.replace(task, validation=None), trained, Placement(device=device), alone=True
-    ) as training:
+    with _single(task, recipe if steps is None else recipe.replace(steps=steps), device) as training:
         looks = [*_looks(training, notify)]
         names = [*training.strategy.model.parameters]
     moved = [look for look in looks if look.preconditioned]
@@ -239,7 +237,7 @@ def _stages(total: int) -> dict[str, list[int]]:
 
 
 def _words(stage: StageNoise) -> str:
-    shown = stage.estimate if stage.preconditioned is None else stage.preconditioned
+    shown = stage.used
     kind = "noise scale" if stage.preconditioned is None else "preconditioned noise scale"
     if shown.value is None:
         return f"{kind}: {shown.verdict}"
@@ -272,9 +270,8 @@ def looked_at(training: Training, points: int) -> PooledNoise:
 
 def _within(pooled: PooledNoise, ratio: float) -> bool:
     """Whether the intervals' ends are that close."""
-    tables = [table for table in (pooled.table(), pooled.preconditioned_table()) if table is not None]
-    found = [estimate([table]) for table in tables]
-    return all(one.within(ratio) for one in found)
+    tables = (pooled.table(), pooled.preconditioned_table())
+    return all(estimate([table]).within(ratio) for table in tables if table is not None)
 
 
 def _targets(groups_per_pass: int, group_samples: int, anew: bool = False) -> list[int]:
@@ -315,13 +312,14 @@ def _group_samples(training: Training) -> int:
 
 def check_groups(task: Task, recipe: Recipe, device: DeviceName = "auto") -> None:
     """Refuse data that are too few for the noise scale, before anything else is measured."""
-    with Training(
-        dataclasses.replace(task, validation=None),
-        recipe.replace(workers=1, lr_rule="none", patience=None, target=None),
-        Placement(device=device),
-        alone=True,
-    ) as training:
+    with _single(task, recipe, device) as training:
         _group_samples(training)
+
+
+def _single(task: Task, recipe: Recipe, device: DeviceName) -> Training:
+    """The training of one worker, without validation."""
+    trained = recipe.replace(workers=1, lr_rule="none", patience=None, target=None)
+    return Training(dataclasses.replace(task, validation=None), trained, Placement(device=device), alone=True)
 
 
 def _average(found: list[tuple[_Look, NoiseEstimate]]) -> NoiseEstimate:

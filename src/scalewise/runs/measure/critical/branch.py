@@ -79,11 +79,6 @@ class BranchReport:
         low = float(np.median([batch.low or 0.0 for batch in found]))
         return CriticalBatch(_finite(np.median(values)), low, _finite(np.median(highs)), "branch")
 
-    @property
-    def direct(self) -> CriticalBatch:
-        """The same: branches have no law behind them."""
-        return self.critical
-
     def to_json(self) -> dict[str, Any]:
         """As it stands in `branch`."""
         return {
@@ -115,10 +110,10 @@ def branch(
     Arguments:
         task: what is learned.
         recipe: its single-worker recipe.
-        folder: remembers every run; the same call with the same folder goes on where it was.
+        folder: stores every run; the same call with the same folder resumes.
         seeds: single-worker runs, each with its branches; losses are their means.
         jobs: runs at the same time, by default one per core.
-        notify: told a line now and then.
+        notify: called with a line now and then.
     """
     if seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {seeds}")

@@ -86,11 +86,6 @@ def chosen(tried: Mapping[float, Tried]) -> float | None:
     return rounded(math.exp(min(max(lowest, math.log(min(near))), math.log(max(near)))))
 
 
-def at_end(tried: Mapping[float, Tried], rate: float) -> bool:
-    """Whether the best rate is the least or the largest of those tried, so that one beyond may be better."""
-    return rate in (min(tried), max(tried))
-
-
 def rule_factor(recipe: Recipe, ratio: float) -> float:
     """What the rule of an optimizer multiplies its rate by when the global batch grows by `ratio`."""
     return math.sqrt(ratio) if recipe.optimizer in ADAPTIVE else ratio

@@ -26,15 +26,14 @@ from typing import Any
 
 import numpy as np
 from scipy.special import chdtri
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from scalewise.engine.data import streams
 from scalewise.engine.data.samples import hold_out, open_samples
 from scalewise.errors import TargetMissed, UsageError
 from scalewise.recipe import Recipe
 from scalewise.runs.measure.critical import rates
 from scalewise.runs.measure.critical.rates import Tried
 from scalewise.runs.measure.critical.trials import Curve, Laboratory, Trial, evaluation_steps, smoothed
+from scalewise.runs.measure.memory.steps import has_batch_norm
 from scalewise.runs.request import Notify, silent
 from scalewise.stats.critical_batch import CriticalBatch
 from scalewise.stats.steps_law import HeldOut, Law, fit_law, held_out_one_by_one
@@ -77,7 +76,7 @@ class Rung:
     @property
     def at_end(self) -> bool:
         """Whether a rate beyond those tried may be better."""
-        return rates.at_end(self.tried, self.lr)
+        return self.lr in (min(self.tried), max(self.tried))
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `rungs`."""
@@ -107,11 +106,6 @@ class SweepReport:
     def critical(self) -> CriticalBatch:
         """The critical batch."""
         return self.law.critical
-
-    @property
-    def direct(self) -> Law:
-        """What the critical batch follows from."""
-        return self.law
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `sweep`."""
@@ -143,7 +137,7 @@ def sweep(
     Arguments:
         task: what is learned.
         recipe: its single-worker recipe: worker batch, optimizer, rate to start from, epochs.
-        folder: remembers every trial; the same call with the same folder goes on where it was.
+        folder: stores every trial; the same call with the same folder resumes.
         target: the validation loss; by default where a single worker at its own rate has learned nine tenths of what it
             learns in its epochs.
         seeds: runs at the chosen rate of each global batch, at least.
@@ -151,7 +145,7 @@ def sweep(
         tuning_seeds: runs at each of the rates it is chosen from.
         global_batches: which, by default doublings around the worker batch.
         jobs: trials at the same time, by default one per core.
-        notify: told a line now and then.
+        notify: called with a line now and then.
     """
     if seeds < 1 or tuning_seeds < 1:
         raise UsageError(f"seeds and tuning seeds must be at least 1, got {seeds} and {tuning_seeds}")
@@ -180,12 +174,6 @@ def default_ladder(task: Task, recipe: Recipe) -> list[int]:
     larger = [worker_batch * 2**power for power in range(ABOVE + 1)]
     most = LARGEST_SHARE * training_samples(task)
     return [batch for batch in smaller + larger if batch <= most]
-
-
-def has_batch_norm(task: Task) -> bool:
-    """Whether the model normalizes over its batch."""
-    with streams.undisturbed():
-        return any(isinstance(module, _BatchNorm) for module in task.model().modules())
 
 
 def training_samples(task: Task) -> int:

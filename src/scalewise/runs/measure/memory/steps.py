@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from scalewise.engine.data import streams
 from scalewise.engine.loop import Training
@@ -17,11 +18,7 @@ from scalewise.recipe import Recipe
 from scalewise.tasks.task import Origin, Task
 
 WORKERS_OF_A_PROCESS = 2  # in a trial: they run one after another, so that a third one needs no more memory
-MOST_STEPS, QUIET_STEPS, RISE = (
-    6,
-    1,
-    1.005,
-)  # settled: the peak rises by less in QUIET_STEPS steps
+MOST_STEPS, RISE = 6, 1.005  # settled: a step raises the peak by less
 GROWTH_SHARE, GROWTH_BYTES = 4, 500_000_000  # doubling ends when the peak has risen by that part of the room or this
 
 
@@ -82,14 +79,7 @@ def accumulates(recipe: Recipe) -> bool:
 
 
 def trial_recipe(recipe: Recipe, batch: int, workers: int, steps: int = 1) -> Recipe:
-    """The recipe with `batch` samples at once through the model: as worker batch, or as micro batch where it has those.
-
-    Arguments:
-        recipe: the recipe that is to be trained.
-        batch: samples that go through the model at once.
-        workers: how many workers take part.
-        steps: how many steps will be taken.
-    """
+    """The recipe with `batch` samples at once through the model: its worker batch, or micro batch where it has those."""
     adds_up = accumulates(recipe)
     return recipe.replace(
         workers=workers,
@@ -108,12 +98,14 @@ def smallest_batch(task: Task, recipe: Recipe) -> int:
     """The fewest samples that can go through the model at once: batch norm needs two."""
     if recipe.ghost_batch:
         return recipe.ghost_batch
+    return 2 if has_batch_norm(task) else 1
+
+
+def has_batch_norm(task: Task) -> bool:
+    """Whether the model normalizes over its batch."""
     with streams.undisturbed():
         model = task.model()
-    normalized = isinstance(model, nn.Module) and any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
-    )
-    return 2 if normalized else 1
+    return isinstance(model, nn.Module) and any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def take_step(training: Training) -> None:
@@ -149,13 +141,11 @@ def settled_peak(training: Training, highest: Callable[[], int]) -> int:
     The first step's is a little lower than that of the second, and by far where malloc keeps what is freed: the gaps
     that one step leaves do not fit the next one's needs (docs/log.md).
     """
-    peak = quiet = 0
+    peak = 0
     for _ in range(MOST_STEPS):
         take_step(training)
-        now = highest()
-        quiet = quiet + 1 if now < RISE * peak else 0
-        peak = max(peak, now)
-        if quiet == QUIET_STEPS:
+        before, peak = peak, max(peak, highest())
+        if peak < RISE * before:
             break
     return peak
 
@@ -163,10 +153,7 @@ def settled_peak(training: Training, highest: Callable[[], int]) -> int:
 def doubling(peak: Callable[[int], int], smallest: int, most: int, room: int) -> Iterator[list[list[int]]]:
     """Peaks (samples, bytes) at numbers of samples that double, until their growth is known well; all so far each time.
 
-    Arguments:
-        peak: measures one.
-        smallest, most: the fewest and the most samples of interest.
-        room: bytes in which the peak must stay.
+    They double from `smallest` to at most `most` samples, in `room` bytes.
     """
     enough = min(room // GROWTH_SHARE, GROWTH_BYTES)
     points: list[list[int]] = []
@@ -175,6 +162,17 @@ def doubling(peak: Callable[[int], int], smallest: int, most: int, room: int) ->
         points.append([batch, peak(batch)])
         yield points
         batch *= 2
+
+
+def explore(job: Job, task: Task, peak: Callable[[int], int], room: int, write: Callable[..., object]) -> None:
+    """Measure the peak of the job's batch, or trace how it grows; `write` stores fields of the note."""
+    if job.batch is not None:
+        write(points=[[job.batch, peak(job.batch)]])
+        return
+    smallest = smallest_batch(task, job.recipe)
+    write(smallest=smallest, parts=count_parts(job, task, smallest))
+    for points in doubling(peak, smallest, job.most, room):
+        write(points=points)
 
 
 def count_parts(job: Job, task: Task, smallest: int) -> Parts:

@@ -62,13 +62,7 @@ class Children:
     def __init__(
         self, task: Task, recipe: Recipe, placement: Placement, processes: int, allowed: int, most: int
     ) -> None:
-        """Nothing is started before a trial.
-
-        Arguments:
-            task, recipe, placement, processes: as they are to be trained.
-            allowed: bytes that each process may hold of its own.
-            most: the most samples of interest.
-        """
+        """Each process may hold `allowed` bytes of its own; `most` samples are of interest."""
         here = replace(placement, device="cpu", loaders=0)
         self._job = Job(_source(task), recipe, here, processes, allowed, None, most)
         self._start = Start(None, processes, recipe.threads or 1, entry=ENTRY, forks=False, variables=RETURNS_FREED)
@@ -96,19 +90,18 @@ def worst(notes: Mapping[int, Note], code: int, said: str, expected: float, job:
         code: the exit code of the process, or of its launcher.
         said: what the processes wrote to the terminal.
         expected: the peak above the baseline that was expected.
-        job: what they were to do.
     """
     if len(notes) == job.processes and all(note.ended == "done" for note in notes.values()):
         return replace(notes[0], baseline=max(note.baseline for note in notes.values()))
     short = [note for note in notes.values() if note.ended == "out of memory"]
     if short:
         return short[0]
-    failed = [note for note in notes.values() if note.ended == "failed"]
-    for note in failed:
-        if not note.lost_contact:
+    for note in notes.values():
+        if note.ended == "failed" and not note.lost_contact:
             raise Failed(note.message, note.exit_code)
     last = next((note for note in notes.values() if note.ended == "running"), Note())
-    if _died_of_memory(-code, said, max(expected, 2.0 * _last_peak(last)), job.allowed - last.baseline):
+    last_peak = last.points[-1][1] if last.points else 0
+    if _died_of_memory(-code, said, max(expected, 2.0 * last_peak), job.allowed - last.baseline):
         return replace(last, ended="out of memory")
     raise ProcessFailed(f"the process that tries worker batches {how_it_ended(code)}{last_lines(said)}")
 
@@ -129,10 +122,14 @@ def _source(task: Task) -> Origin | bytes:
     try:
         return pickle.dumps(task)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise TaskError(
-            f"a task must be loadable in another process to find what fits, got one that cannot be passed on: {error}; "
-            f"put it into a file with a function task() and load it with scalewise.load_task('file.py')"
-        ) from None
+        raise _not_loadable(f"one that cannot be pickled: {error}") from None
+
+
+def _not_loadable(found: str) -> TaskError:
+    return TaskError(
+        f"a task must be loadable in another process to find what fits, got {found}; put it into a file with a "
+        f"function task() and load it with scalewise.load_task('file.py')"
+    )
 
 
 def _died_of_memory(number: int, said: str, needed: float, room: int) -> bool:
@@ -144,10 +141,6 @@ def _died_of_memory(number: int, said: str, needed: float, room: int) -> bool:
     if number == signal.SIGKILL or says_out_of_memory(said):
         return True
     return number in OUT_OF_MEMORY_SIGNALS and needed >= NEAR * room
-
-
-def _last_peak(note: Note) -> int:
-    return note.points[-1][1] if note.points else 0
 
 
 def notes_in(folder: Path) -> dict[int, Note]:
@@ -225,13 +218,7 @@ def _perform(job: Job, book: _Notebook) -> None:
             with steps.settled(job, task, batch) as training:
                 return steps.settled_peak(training, lambda: _largest(held().highest - baseline, job.processes))
 
-        if job.batch is None:
-            smallest = steps.smallest_batch(task, job.recipe)
-            book.write(smallest=smallest, parts=steps.count_parts(job, task, smallest))
-            for points in steps.doubling(peak, smallest, job.most, job.allowed - baseline):
-                book.write(points=points)
-        else:
-            book.write(points=[[job.batch, peak(job.batch)]])
+        steps.explore(job, task, peak, job.allowed - baseline, book.write)
 
 
 def _load(source: Origin | bytes) -> Task:
@@ -240,10 +227,7 @@ def _load(source: Origin | bytes) -> Task:
     try:
         task = pickle.loads(source)
     except (AttributeError, ImportError) as error:
-        raise TaskError(
-            f"a task must be loadable in another process to find what fits, got: {error}; put it into a file with a "
-            f"function task() and load it with scalewise.load_task('file.py')"
-        ) from None
+        raise _not_loadable(str(error)) from None
     assert isinstance(task, Task)
     return task
 
@@ -288,29 +272,25 @@ class OnDevice:
     def _run(self, batch: int | None) -> Note:
         _release()
         baseline = torch.cuda.memory_allocated()
-        smallest, parts = 1, None
-        points: list[list[int]] = []
+        job, note = replace(self._job, batch=batch), Note("done", baseline)
+
+        def write(**changes: Any) -> None:  # noqa: ANN401  (fields of the note)
+            nonlocal note
+            note = replace(note, **changes)
 
         def peak(samples: int) -> int:
             _release()
             torch.cuda.reset_peak_memory_stats()
-            with steps.settled(self._job, self._task, samples) as training:
+            with steps.settled(job, self._task, samples) as training:
                 return steps.settled_peak(training, lambda: torch.cuda.max_memory_allocated() - baseline)
 
-        ended = "done"
         try:
-            if batch is not None:
-                points = [[batch, peak(batch)]]
-            else:
-                smallest = steps.smallest_batch(self._task, self._job.recipe)
-                parts = steps.count_parts(self._job, self._task, smallest)
-                for points in steps.doubling(peak, smallest, self._job.most, self._job.allowed - baseline):  # noqa: B007
-                    pass
+            steps.explore(job, self._task, peak, job.allowed - baseline, write)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            ended = "out of memory"
-        return Note(ended, baseline, points, smallest, parts)
+            write(ended="out of memory")
+        return note
 
 
 def _release() -> None:
