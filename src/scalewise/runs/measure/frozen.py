@@ -42,11 +42,7 @@ class GroupGradients:
     """The mean gradients of groups of fresh training samples, without a trace in the training."""
 
     def __init__(self, training: Training, group_samples: int, key: int) -> None:
-        """Arguments:
-        training: whose weights, data and numerics are used.
-        group_samples: samples that go through the model at once.
-        key: which order of the samples.
-        """
+        """Samples go through the model `group_samples` at a time, in the order that `key` gives."""
         self._training, self._size, self._key = training, group_samples, key
         augment, samples = training.task.augment, training.samples
         self._samples: Samples = samples if augment is None else Augmented(samples, augment, key)
@@ -121,8 +117,7 @@ class GroupGradients:
         with precision(recipe, training.team.device):
             loss = training.task.evaluate(call, batch, recipe.label_smoothing)
         weight = float(loss.pairs()["loss"][1])
-        found = torch.autograd.grad(loss.root(weight or 1.0), self._parameters, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
+        return [*torch.autograd.grad(loss.root(weight or 1.0), self._parameters, materialize_grads=True)]
 
 
 def _mean(gradients: Iterator[list[Tensor]]) -> list[Tensor]:
@@ -173,32 +168,33 @@ class PooledNoise:
         self._group_samples, self._population = group_samples, population
         self._blocks, self._factors = blocks, factors
         self._sums: list[list[Tensor]] = []  # of block, of parameter
-        self._squares: list[Tensor] = []  # of block: Σ‖gᵢ‖² by parameter
-        self._preconditioned_squares: list[Tensor] = []
-        self._anew: list[Tensor] = []  # of pair: trΦ by parameter
-        self._preconditioned_anew: list[Tensor] = []
+        self._squares: list[Tensor] = []  # of block: Σ‖gᵢ‖², (plain or preconditioned, parameter)
+        self._anew: list[Tensor] = []  # of pair: trΦ, (plain or preconditioned, parameter)
         self._counts = [0] * blocks
         self.groups = 0
 
     def add(self, gradients: list[Tensor]) -> None:
         """Take one group's mean gradients."""
-        block = self.groups % self._blocks
-        _add(self._squares, block, _squares(gradients))
-        if self._factors is not None:
-            _add(self._preconditioned_squares, block, _squares(torch._foreach_mul(gradients, self._factors)))
+        block, squares = self.groups % self._blocks, self._both_squares(gradients)
         if len(self._sums) <= block:
             self._sums.append([gradient.clone() for gradient in gradients])
+            self._squares.append(squares)
         else:
             torch._foreach_add_(self._sums[block], gradients)
+            self._squares[block] += squares
         self._counts[block] += 1
         self.groups += 1
 
     def add_pair(self, first: list[Tensor], second: list[Tensor], groups: int) -> None:
-        """Take the mean gradients of the same samples seen twice, so many groups of them."""
-        difference, samples = torch._foreach_sub(first, second), groups * self._group_samples
-        self._anew.append(_squares(difference) * samples / 2)
-        if self._factors is not None:
-            self._preconditioned_anew.append(_squares(torch._foreach_mul(difference, self._factors)) * samples / 2)
+        """Take the mean gradients of the same samples seen twice, N groups of them."""
+        difference = torch._foreach_sub(first, second)
+        self._anew.append(self._both_squares(difference) * (groups * self._group_samples) / 2)
+
+    def _both_squares(self, gradients: Sequence[Tensor]) -> Tensor:
+        """‖g‖² by parameter, plain and (with factors) preconditioned."""
+        plain = [*gradients]
+        kinds = [plain] if self._factors is None else [plain, torch._foreach_mul(plain, self._factors)]
+        return torch.stack([_squares(kind) for kind in kinds])
 
     @property
     def pairs(self) -> int:
@@ -207,34 +203,25 @@ class PooledNoise:
 
     def table(self) -> Table:
         """What is needed to estimate the noise scale, of each parameter."""
-        return self._table(self._squares, self._anew, None)
+        return self._table(0, None)
 
     def preconditioned_table(self) -> Table | None:
         """The same of the preconditioned gradients."""
-        if self._factors is None:
-            return None
-        return self._table(self._preconditioned_squares, self._preconditioned_anew, self._factors)
+        return None if self._factors is None else self._table(1, self._factors)
 
-    def _table(self, squares: list[Tensor], anew: list[Tensor], factors: list[Tensor] | None) -> Table:
+    def _table(self, kind: int, factors: list[Tensor] | None) -> Table:
         gram = []
         for number, parts in enumerate(zip(*self._sums, strict=True)):
             rows = torch.stack(parts)  # (block, …)
             gram.append(_gram((rows if factors is None else rows * factors[number]).reshape(len(rows), -1)))
         counts = np.array(self._counts[: len(self._sums)], dtype=float)
-        by_parameter = torch.stack(squares, 1).cpu().numpy()  # (parameter, block)
-        pairs = torch.stack(anew).cpu().numpy() if anew else np.zeros((0, len(gram)))  # (pair, parameter)
-        return Table(np.stack(gram), by_parameter, counts, self._group_samples, self._population, pairs)
+        squares = torch.stack(self._squares, 2)[kind].cpu().numpy()  # (parameter, block)
+        anew = torch.stack(self._anew)[:, kind].cpu().numpy() if self._anew else np.zeros((0, len(gram)))
+        return Table(np.stack(gram), squares, counts, self._group_samples, self._population, anew)
 
 
 def _squares(gradients: Sequence[Tensor]) -> Tensor:
     return torch.stack([*torch._foreach_norm([*gradients])]).double().square()
-
-
-def _add(sums: list[Tensor], block: int, value: Tensor) -> None:
-    if len(sums) <= block:
-        sums.append(value)
-    else:
-        sums[block] += value
 
 
 def _gram(rows: Tensor) -> np.ndarray:
@@ -277,7 +264,7 @@ class Table:
     def _unknown(self, share_anew: float) -> float:
         """What is left of the variance of |G|² when so much of the data is seen: what is drawn anew stays.
 
-        Assumption: it is the same share of the noise in all directions. Its size is known from so many pairs only.
+        Assumption: it is the same share of the noise in all directions. Its size is known from N pairs only.
         """
         pairs = len(self.anew)
         stays = min(1.0, share_anew) * (1 + 1 / pairs) if pairs else 0.0
@@ -306,7 +293,7 @@ class Table:
         passes: int = 1,
         anew: float = 0.0,
     ) -> tuple[float, float]:
-        """|G|² and trΣ from the blocks that are kept, in so many passes and with that share of all samples seen.
+        """|G|² and trΣ from the blocks that are kept, in some passes and with a share of all samples seen.
 
         Every pass takes a degree of freedom from the samples' own scatter, and only the first from what is drawn anew.
         """

@@ -117,9 +117,8 @@ class Surface:
         gradient = np.zeros_like(x)
         for number, batch in enumerate(self._batches["train"]):
             loss = self._forward(number, batch)
-            found = torch.autograd.grad(loss.root(1.0), self._parameters, allow_unused=True)
-            dense = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
-            gradient += torch.cat([part.reshape(-1) for part in dense]).cpu().double().numpy()
+            found = torch.autograd.grad(loss.root(1.0), self._parameters, materialize_grads=True)
+            gradient += torch.cat([part.reshape(-1) for part in found]).cpu().double().numpy()
             totals = loss.pairs()["loss"]
             total, weight = total + float(totals[0]), weight + float(totals[1])
         return total / weight, gradient / weight
@@ -163,7 +162,7 @@ def stored_weights(path: Path) -> StoredWeights:
         return StoredWeights(path, run, _read(folder.model))
     saved = checkpoint.stored(folder.checkpoints)
     if not saved:
-        raise RunFolderError(f"{path} must hold trained weights, found none; go on with train --resume {path}")
+        raise RunFolderError(f"{path} must hold trained weights, found none; continue with train --resume {path}")
     return StoredWeights(saved[0], run, checkpoint.model_tensors(saved[0]))
 
 
@@ -173,7 +172,7 @@ def _read(file: Path) -> dict[str, Tensor]:
         with safe_open(file, "pt") as stored:
             expected = (stored.metadata() or {}).get("sha256")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}; train the run anew") from None
+        raise CheckpointError(f"{file} cannot be read: {error}; train the run again") from None
     if expected is not None and sha256(tensors) != expected:
-        raise CheckpointError(f"{file} is damaged: it does not have its own SHA-256; train the run anew")
+        raise CheckpointError(f"{file} is damaged: it does not have its own SHA-256; train the run again")
     return tensors

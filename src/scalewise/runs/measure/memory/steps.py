@@ -79,7 +79,7 @@ def accumulates(recipe: Recipe) -> bool:
 
 
 def trial_recipe(recipe: Recipe, batch: int, workers: int, steps: int = 1) -> Recipe:
-    """The recipe with `batch` samples at once through the model: its worker batch, or micro batch where it has those."""
+    """The recipe with `batch` samples at once through the model: as worker batch, or as micro batch if it has those."""
     adds_up = accumulates(recipe)
     return recipe.replace(
         workers=workers,
