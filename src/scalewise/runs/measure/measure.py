@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -231,11 +232,7 @@ def _complete(begun: Begun, task: Task, device: DeviceName) -> RunRecipe:
 def measured(task: Task, run: RunRecipe, wanted: MeasureRequest, folder: Path, notify: Notify) -> Measurement:
     """Measure what is wanted: first what may fail at once, last what takes longest.
 
-    Arguments:
-        task, run: what is learned, and how; the recipe is complete.
-        wanted: what is measured, and where.
-        folder: for the runs that are trained on the way; stored ones are not trained again.
-        notify: called with what is being done.
+    Runs that are trained on the way are stored in the folder, and not trained again where they are stored already.
 
     Raises:
         Unfinished: where memory is short after some parts are measured, with those.
@@ -396,16 +393,6 @@ def _landscape(
 
 
 def _minimum(task: Task, weights: StoredWeights, wanted: MeasureRequest, notify: Notify) -> Minimum:
-    full, subspace = (
-        sharpness(
-            task,
-            weights.run.recipe,
-            weights.tensors,
-            subspace=dimensions,
-            samples=wanted.samples,
-            device=wanted.device,
-            notify=notify,
-        )
-        for dimensions in (None, SUBSPACE)
-    )
-    return Minimum(str(weights.path), full, subspace)
+    of = partial(sharpness, task, weights.run.recipe, weights.tensors, samples=wanted.samples, device=wanted.device,
+                 notify=notify)  # fmt: skip
+    return Minimum(str(weights.path), full=of(subspace=None), subspace=of(subspace=SUBSPACE))

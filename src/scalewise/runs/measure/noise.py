@@ -139,8 +139,6 @@ def measure_noise(
         task, recipe: what is trained, and how; of several workers one is enough to measure.
         steps: of the training, if not the recipe's own.
         layers: also every parameter's own noise scale.
-        device: where.
-        notify: called with each stage.
     """
     with _single(task, recipe if steps is None else recipe.replace(steps=steps), device) as training:
         looks = [*_looks(training, notify)]
@@ -248,9 +246,7 @@ def _words(stage: StageNoise) -> str:
 def looked_at(training: Training, points: int) -> PooledNoise:
     """Look at more and more groups until the interval is tight, or enough has been seen.
 
-    Arguments:
-        training: where it is.
-        points: those of the stage, whose estimates are put together: each may be as much less exact.
+    The estimates of all `points` of a stage are put together: each may be as much less exact.
     """
     recipe, population = training.recipe, len(training.samples)
     group_samples = _group_samples(training)

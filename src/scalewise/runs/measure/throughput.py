@@ -83,8 +83,6 @@ def throughput(
     Arguments:
         task, recipe: what is trained and how; one worker of it is timed, on the recipe's threads.
         largest: the largest worker batch that fits; without it the curve continues while it rises.
-        placement: on which device.
-        notify: called with what is being done.
     """
     complete, _ = resolve(recipe, {}, "plain", available_cores())
     where = placement or Placement()

@@ -23,7 +23,7 @@ from scalewise.errors import TargetMissed, UsageError
 from scalewise.recipe import Recipe, fitting_rule
 from scalewise.runs.measure.critical.sweep import training_samples
 from scalewise.runs.measure.critical.trials import Branch, Curve, Laboratory, Trial
-from scalewise.runs.request import Notify, silent
+from scalewise.runs.request import Notify, check_counts, silent
 from scalewise.stats.critical_batch import CriticalBatch
 from scalewise.stats.interval import mean_interval
 from scalewise.tasks.task import Task
@@ -108,15 +108,11 @@ def branch(
     """Branch off the single-worker run at several points and see how many workers do no harm.
 
     Arguments:
-        task: what is learned.
-        recipe: its single-worker recipe.
         folder: stores every run; the same call with the same folder resumes.
         seeds: single-worker runs, each with its branches; losses are their means.
         jobs: runs at the same time, by default one per core.
-        notify: called with a line now and then.
     """
-    if seeds < 1:
-        raise UsageError(f"seeds must be at least 1, got {seeds}")
+    check_counts(seeds=seeds)
     plan = Plan.of(single(recipe), training_samples(task))
     with Laboratory(task, folder, jobs) as laboratory:
         notify(f"{seeds} single-worker run{'' if seeds == 1 else 's'}, checkpoints at {len(STAGES)} points")

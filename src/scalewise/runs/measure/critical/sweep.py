@@ -34,7 +34,7 @@ from scalewise.runs.measure.critical import rates
 from scalewise.runs.measure.critical.rates import Tried
 from scalewise.runs.measure.critical.trials import Curve, Laboratory, Trial, evaluation_steps, smoothed
 from scalewise.runs.measure.memory.steps import has_batch_norm
-from scalewise.runs.request import Notify, silent
+from scalewise.runs.request import Notify, check_counts, silent
 from scalewise.stats.critical_batch import CriticalBatch
 from scalewise.stats.steps_law import HeldOut, Law, fit_law, held_out_one_by_one
 from scalewise.tasks.task import Task
@@ -135,8 +135,7 @@ def sweep(
     """Measure steps to a validation loss over global batches and fit the law to them.
 
     Arguments:
-        task: what is learned.
-        recipe: its single-worker recipe: worker batch, optimizer, rate to start from, epochs.
+        recipe: the single-worker recipe: worker batch, optimizer, rate to start from, epochs.
         folder: stores every trial; the same call with the same folder resumes.
         target: the validation loss; by default where a single worker at its own rate has learned nine tenths of what it
             learns in its epochs.
@@ -145,10 +144,8 @@ def sweep(
         tuning_seeds: runs at each of the rates it is chosen from.
         global_batches: which, by default doublings around the worker batch.
         jobs: trials at the same time, by default one per core.
-        notify: called with a line now and then.
     """
-    if seeds < 1 or tuning_seeds < 1:
-        raise UsageError(f"seeds and tuning seeds must be at least 1, got {seeds} and {tuning_seeds}")
+    check_counts(seeds=seeds, tuning_seeds=tuning_seeds)
     ladder = sorted(set(global_batches or default_ladder(task, recipe)))
     check_ladder(ladder, recipe)
     with Laboratory(task, folder, jobs) as laboratory:

@@ -113,9 +113,7 @@ def largest_worker_batch(
         task: loaded by `load_task`, or one that can be pickled: on a CPU it is trained in processes of its own.
         recipe: how it is to be trained; its worker batch does not matter.
         budget: bytes; by default what is free.
-        processes: how many are to train at the same time.
         placement: where; loader processes are left out.
-        notify: called with a line of progress.
     """
     complete, _ = resolve(recipe, {}, "plain", available_cores())
     where = placement or Placement()
