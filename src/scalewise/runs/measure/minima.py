@@ -108,9 +108,10 @@ def sharpness(
                     f"sharpness needs weights with a finite loss, got {start}; lower --lr and train again"
                 )
             basis = None if subspace is None else random_basis(len(x), subspace)
+            space = "full space" if subspace is None else f"random subspace of {subspace} dimensions"
             rows = []
             for epsilon in epsilons if start > -1 else ():
-                notify(f"sharpness in a box of {epsilon:g}, {_space(subspace)}")
+                notify(f"sharpness in a box of {epsilon:g}, {space}")
                 largest = _largest(surface.loss_and_gradient, x, basis, epsilon, iterations)
                 rows.append(Sharpness(epsilon, relative_rise(start, largest), largest))
             dimensions = None if basis is None else basis.shape[1]
@@ -182,10 +183,6 @@ def largest_in_box(function: Function, widths: np.ndarray, iterations: int) -> f
         box = Bounds(-np.ones_like(widths), np.ones_like(widths))
         minimize(descending, start, jac=True, method="L-BFGS-B", bounds=box, options={"maxiter": iterations})
     return best
-
-
-def _space(subspace: int | None) -> str:
-    return "full space" if subspace is None else f"random subspace of {subspace} dimensions"
 
 
 @dataclass(frozen=True)

@@ -108,12 +108,11 @@ def worst(notes: Mapping[int, Note], code: int, said: str, expected: float, job:
 
 def can_be_passed_on(task: Task) -> bool:
     """Whether another process can have the task: loaded by its name, or pickled, and nothing of it from a script."""
-    if task.origin is not None:
-        return True
     try:
-        return b"__main__" not in pickle.dumps(task)
-    except (pickle.PicklingError, AttributeError, TypeError):
+        source = _source(task)
+    except TaskError:
         return False
+    return isinstance(source, Origin) or b"__main__" not in source
 
 
 def _source(task: Task) -> Origin | bytes:
