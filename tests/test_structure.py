@@ -134,7 +134,7 @@ def test_a_command_is_thin(path):
 def test_a_question_is_a_function_with_the_names_of_the_flags(name):
     command = name.removeprefix("bench.")
     asked = getattr(importlib.import_module(f"scalewise.runs.{name}"), command)
-    home = {"scaling": "bench_scaling", "parallelism": "bench_parallelism", "profile": "profile"}.get(command, "bench")
+    home = {"scaling": "bench_training", "parallelism": "bench_training", "profile": "profile"}.get(command, "bench")
     home = command if command in ("bisect", "replay") else home
     flags = inspect.signature(getattr(importlib.import_module(f"scalewise.cli.{home}"), command)).parameters
     drawn = {"json", "quiet", "flags"}  # the recipe's fields are keywords

@@ -31,30 +31,31 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 bench = App(name="bench", help="How fast are the devices, the links and the scaling here?", help_format="plaintext")
-bench.command("scalewise.cli.bench:devices", name="devices", help="Operations and a training on every device here.")
-bench.command("scalewise.cli.bench:collectives", name="collectives", help="How fast processes exchange data.")
-bench.command("scalewise.cli.bench_scaling:scaling", name="scaling", help="How a training speeds up on more processes.")
-bench.command(
-    "scalewise.cli.bench_parallelism:parallelism", name="parallelism", help="What each kind of parallelism costs."
-)
-
-app.command("scalewise.cli.train:train", name="train", help="Train a task with any number of workers.")
-app.command("scalewise.cli.compare:compare", name="compare", help="Compare the remedies for many workers, over seeds.")
-app.command("scalewise.cli.measure:measure", name="measure", help="How far can this model scale?")
-app.command("scalewise.cli.plan:plan", name="plan", help="How many workers, in which time, for how much?")
-app.command(
-    "scalewise.cli.forecast:forecast", name="forecast", help="How much data, or how large a model, for a target?"
-)
-app.command("scalewise.cli.profile:profile", name="profile", help="Where does a step's time go?")
-app.command("scalewise.cli.doctor:doctor", name="doctor", help="Why did a run lose accuracy?")
-app.command("scalewise.cli.replay:replay", name="replay", help="Compute one step of a run again, bit for bit.")
-app.command("scalewise.cli.bisect:bisect", name="bisect", help="Where do two runs differ first, and why?")
+BENCHES = {
+    "bench:devices": "Operations and a training on every device here.",
+    "bench:collectives": "How fast processes exchange data.",
+    "bench_training:scaling": "How a training speeds up on more processes.",
+    "bench_training:parallelism": "What each kind of parallelism costs.",
+}
+COMMANDS = {
+    "train": "Train a task with any number of workers.",
+    "compare": "Compare the remedies for many workers, over seeds.",
+    "measure": "How far can this model scale?",
+    "plan": "How many workers, in which time, for how much?",
+    "forecast": "How much data, or how large a model, for a target?",
+    "profile": "Where does a step's time go?",
+    "doctor": "Why did a run lose accuracy?",
+    "replay": "Compute one step of a run again, bit for bit.",
+    "bisect": "Where do two runs differ first, and why?",
+    "report": "One self-contained page of one or several runs.",
+    "serve": "Show the runs in a folder in a browser, live.",
+    "tasks": "What is built in, and where its data is.",
+}
+for place, words in BENCHES.items():
+    bench.command(f"scalewise.cli.{place}", name=place.partition(":")[2], help=words)
+for name, words in COMMANDS.items():
+    app.command(f"scalewise.cli.{name}:{name}", name=name, help=words)
 app.command(bench)
-app.command("scalewise.cli.report:report", name="report", help="One self-contained page of one or several runs.")
-app.command("scalewise.cli.serve:serve", name="serve", help="Show the runs in a folder in a browser, live.")
-app.command("scalewise.cli.tasks:tasks", name="tasks", help="What is built in, and where its data is.")
-
-
 app.register_install_completion_command(
     help="Install completion for bash, zsh or fish; it takes effect in a new shell."
 )

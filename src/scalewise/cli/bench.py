@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from scalewise.cli.flags import Json, Quiet
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, show, whole_numbers
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, asking, options, show, whole_numbers
 from scalewise.engine.placement import DeviceName
-from scalewise.present.live import StatusView
-from scalewise.present.stored import Stored
 from scalewise.present.stories.bench import benching_story
 from scalewise.runs.measure.memory import parse_bytes
 
@@ -40,14 +37,11 @@ def devices(
     out: Path | None
         Folder of the result; by default runs/bench-devices-<time>.
     """
-    view = StatusView(quiet)
-    with contextlib.redirect_stdout(sys.stderr):
+    with asking(quiet) as view:
         from scalewise.runs.bench.devices import devices as measure
 
-        with view.live():
-            report = measure(quick=quick, out=out, notify=view.notify)
-        document = report.to_json()
-        show(benching_story(Stored(document)), document, report.run, view.console, json)
+        report = measure(quick=quick, out=out, notify=view.notify)
+    show(benching_story, report, report.run, view.console, json)
     return 0
 
 
@@ -86,24 +80,15 @@ def collectives(
         Folder of the result, link.json in it; by default runs/bench-collectives-<time>. A name that ends in .json is
         where the link profile goes as well.
     """
-    view = StatusView(quiet)
-    with contextlib.redirect_stdout(sys.stderr):
+    asked = options(locals())
+    with asking(quiet) as view:
         from scalewise.runs.bench.collectives import collectives as measure
 
-        with view.live():
-            report = measure(
-                processes=whole_numbers(processes, "--processes") if processes else None,
-                sizes=sorted({parse_bytes(word, "--sizes") for word in sizes.split(",")}) if sizes else None,
-                seconds=seconds,
-                hosts=hosts,
-                rate=rate,
-                device=device,
-                out=out,
-                source=shlex.join(["scalewise", *sys.argv[1:]]),
-                notify=view.notify,
-            )
-        profile = out if out is not None and out.suffix == ".json" else f"{report.run}/link.json"
-        document = report.to_json()
-        notes = [f"link profile {profile}"]
-        show(benching_story(Stored(document)), document, report.run, view.console, json, notes)
+        if processes:
+            asked["processes"] = whole_numbers(processes, "--processes")
+        if sizes:
+            asked["sizes"] = sorted({parse_bytes(word, "--sizes") for word in sizes.split(",")})
+        report = measure(**asked, source=shlex.join(["scalewise", *sys.argv[1:]]), notify=view.notify)
+    profile = out if out is not None and out.suffix == ".json" else f"{report.run}/link.json"
+    show(benching_story, report, report.run, view.console, json, [f"link profile {profile}"])
     return 0

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 from scalewise.cli.flags import DataFolder, Device, Json, Quiet
-from scalewise.cli.inputs import print_document
+from scalewise.cli.inputs import show
 from scalewise.present import terminal
-from scalewise.present.stored import Stored
 from scalewise.present.stories.replay import bisect_story
 
 
@@ -52,8 +51,5 @@ def bisect(
 
     with contextlib.redirect_stdout(sys.stderr):
         found = find(left, right, task=task, data=data, device=device, recompute=recompute, notify=notify)
-    document = found.to_json()
-    if json:
-        print_document(document)
-    terminal.show(console, bisect_story(Stored(document)))
+    show(bisect_story, found, None, console, json)
     return 0

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings, TaskName
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, leave_page, recipe_flags, show
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, options, recipe_flags, show
 from scalewise.present.live_compare import CompareView
-from scalewise.present.stored import Stored
 from scalewise.present.stories.compare import comparison_story
+from scalewise.runs.request import request_from
 
 if TYPE_CHECKING:
     from scalewise.runs.compare.compare import Event
@@ -66,23 +66,10 @@ def compare(
     resume: str | None
         The folder of a comparison to resume, or auto for the newest one of this task (or --out).
     """
+    asked = options(locals())
     from scalewise.runs.compare.compare import CompareRequest, answer
 
-    request = CompareRequest(
-        task,
-        workers=workers,
-        seeds=seeds,
-        rows=rows,
-        set=set,
-        tune=tune,
-        hold_out=hold_out,
-        data=data,
-        jobs=jobs,
-        device=device,
-        out=out,
-        resume=resume,
-        given=given_fields(flags),
-    )
+    request = request_from(CompareRequest, task, asked)
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task prints: stdout is for the JSON document
         download(task, data, quiet)
         with _Screen(quiet) as screen:
@@ -90,8 +77,7 @@ def compare(
         if found.signal:
             leave_page(found.folder, screen.view.console)
         found.check_interrupted()
-        document = found.to_json()
-        show(comparison_story(Stored(document)), document, found.folder, screen.view.console, json)
+        show(comparison_story, found, found.folder, screen.view.console, json)
     found.check_failures()
     return 0
 

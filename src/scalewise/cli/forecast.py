@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings
-from scalewise.cli.inputs import OUTPUT, download, given_fields, recipe_flags, show
+from scalewise.cli.inputs import OUTPUT, asking, options, recipe_flags, show
 from scalewise.errors import TargetMissed
-from scalewise.present.live import StatusView
-from scalewise.present.stored import Stored
-from scalewise.present.stories.forecast import forecasting_story
+from scalewise.present.stories import forecast as stories
+from scalewise.runs.request import request_from
 
 RecipeFlags = recipe_flags(__name__, without=("workers", "target", "patience", "steps", "lr_rule", "seed"))
 
@@ -64,30 +61,13 @@ def forecast(
     resume: str | None
         The folder of a forecast to resume, or auto for the newest one of this task (or --out).
     """
-    from scalewise.runs.forecast import USUAL_SEEDS, USUAL_SHARES, ForecastRequest, answer
+    asked = options(locals(), "source")
+    from scalewise.runs.forecast import ForecastRequest, answer
 
-    request = ForecastRequest(
-        source,
-        target=target,
-        shares=shares or USUAL_SHARES,
-        sizes=sizes,
-        seeds=USUAL_SEEDS if seeds is None else seeds,
-        set=set,
-        plan=plan,
-        data=data,
-        device=device,
-        out=out,
-        resume=resume,
-        given=given_fields(flags),
-    )
-    with contextlib.redirect_stdout(sys.stderr):  # whatever a task prints: stdout is for the JSON document
-        download(source, data, quiet)
-        view = StatusView(quiet)
-        with view.live():
-            found = answer(request, view.notify)
-        document = found.to_json()
-        story = forecasting_story(Stored(document))
-        show(story, document, found.folder, view.console, json)
+    request = request_from(ForecastRequest, source, asked)
+    with asking(quiet, source, data) as view:
+        found = answer(request, view.notify)
+    document = show(stories.forecasting_story, found, found.folder, view.console, json)
     if found.outlook.unreachable:
-        raise TargetMissed(story.answer)
+        raise TargetMissed(stories.answer(document))
     return 0

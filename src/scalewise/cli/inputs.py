@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args
 
 from cyclopts import Group, Parameter
 from rich.console import Console
 
 from scalewise.errors import UsageError
 from scalewise.present import terminal
-from scalewise.present.live import DownloadView
+from scalewise.present.live import DownloadView, StatusView
+from scalewise.present.stored import Stored
 from scalewise.present.story import Story
 from scalewise.recipe import Recipe
 from scalewise.records import finite
@@ -95,22 +97,53 @@ def download(task_spec: str, data: Path | None, quiet: bool) -> None:
             sources.read(source, data, view.show)
 
 
+def options(arguments: Mapping[str, Any], subject: str = "task") -> dict[str, Any]:
+    """The flags of a command that were given, as keywords of its question: the recipe's fields beside the others.
+
+    Arguments:
+        arguments: `locals()` at the start of the command.
+        subject: what the question is about, which is no keyword.
+    """
+    own = {name: value for name, value in arguments.items() if name not in (subject, "flags", "json", "quiet")}
+    given = given_fields(arguments["flags"]) if "flags" in arguments else {}
+    return {name: value for name, value in own.items() if value is not None} | given
+
+
+@contextlib.contextmanager
+def asking(quiet: bool, task: str = "", data: Path | None = None) -> Iterator[StatusView]:
+    """Show what is being done, once a task's data are here; what a task prints goes to stderr: stdout is for JSON."""
+    with contextlib.redirect_stdout(sys.stderr):
+        download(task, data, quiet)
+        view = StatusView(quiet)
+        with view.live():
+            yield view
+
+
+class Answer(Protocol):
+    """What `runs` answers with."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of --json."""
+
+
 def show(
-    story: Story,
-    document: dict[str, Any],
+    story_of: Callable[[Stored], Story],
+    found: Answer,
     folder: Path | None,
     console: Console,
     json: bool,
     notes: Iterable[str] = (),
-) -> None:
-    """Draw an answer, leave its page in the folder, and print the JSON document where that is asked for."""
+) -> Stored:
+    """Draw an answer, leave its page in the folder, and print the JSON document where asked for; returns that."""
+    document = found.to_json()
     if folder is not None:
         leave_page(folder, console)
-    terminal.show(console, story)
+    terminal.show(console, story_of(Stored(document)))
     for line in [*notes, *([] if folder is None else [f"folder {folder}"])]:
         console.print(line, style="dim", markup=False)
     if json:
         print_document(document)
+    return Stored(document)
 
 
 def leave_page(folder: Path, console: Console) -> None:

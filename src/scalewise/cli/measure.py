@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings, TaskName
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, asking, options, recipe_flags, show
 from scalewise.errors import TargetMissed, TooLittleMemory
-from scalewise.present.live import StatusView
-from scalewise.present.stored import Stored
 from scalewise.present.stories.measure import measurement_story
 from scalewise.runs.measure.request import MeasureRequest, Part, Verify
+from scalewise.runs.request import request_from
 
 RecipeFlags = recipe_flags(__name__, without=("target", "patience"))
 
@@ -93,38 +90,12 @@ def measure(
         The folder of a measurement to resume, or auto for the newest one of this task (or --out): runs that it
         holds are not trained again.
     """
-    request = MeasureRequest(
-        task,
-        set=set,
-        recipe=recipe,
-        verify=verify,
-        target=target,
-        seeds=seeds,
-        most_seeds=most_seeds,
-        sharpness=sharpness,
-        weights=weights,
-        between=between,
-        plane=plane,
-        samples=samples,
-        layers=layers,
-        skip=skip or (),
-        data=data,
-        memory=memory,
-        processes=processes,
-        device=device,
-        out=out,
-        resume=resume,
-        given=given_fields(flags),
-    )
-    with contextlib.redirect_stdout(sys.stderr):  # whatever a task prints: stdout is for the JSON document
+    request = request_from(MeasureRequest, task, options(locals()))
+    with asking(quiet, task, data) as view:
         from scalewise.runs.measure.measure import answer
 
-        download(task, data, quiet)
-        view = StatusView(quiet)
-        with view.live():
-            found = answer(request, view.notify)
-        document = found.to_json()
-        show(measurement_story(Stored(document)), document, found.folder, view.console, json)
+        found = answer(request, view.notify)
+    show(measurement_story, found, found.folder, view.console, json)
     if found.missed is not None:
         raise TargetMissed(found.missed)
     if found.unfinished is not None:

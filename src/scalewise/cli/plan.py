@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Group, Parameter
 
 from scalewise.cli.flags import DataFolder, Json, Quiet, Settings, TaskName
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, asking, options, recipe_flags, show
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import TargetMissed
 from scalewise.plan.jobs import System
-from scalewise.present.live import StatusView
-from scalewise.present.stored import Stored
 from scalewise.present.stories.plan import planning_story, refusal
 from scalewise.runs.plan import USUAL_NODE_LINK, USUAL_WORKERS, PlanRequest, answer
+from scalewise.runs.request import request_from
 
 DEVICES = Group("Devices (what is planned for)", sort_key=0)
 WISH = Group("Wish (chooses the recommended row)", sort_key=0)
@@ -101,38 +98,11 @@ def plan(
     out: Path | None
         Folder of the plan; by default runs/plan-<task>-<time>.
     """
-    request = PlanRequest(
-        task,
-        workers=workers,
-        set=set,
-        source=source or (),
-        target=target,
-        deadline=deadline,
-        budget=budget,
-        price=price,
-        link=link,
-        node_devices=node_devices,
-        node_link=node_link,
-        device_speed=device_speed,
-        overlap=overlap,
-        input_rate=input_rate,
-        memory=memory,
-        accelerator=accelerator,
-        image=image,
-        data=data,
-        device=device,
-        write=write or (),
-        out=out,
-        given=given_fields(flags),
-    )
-    with contextlib.redirect_stdout(sys.stderr):  # whatever a task prints: stdout is for the JSON document
-        download(task, data, quiet)
-        view = StatusView(quiet)
-        with view.live():
-            found = answer(request, view.notify)
-        wrote = [f"wrote {file}" for file in found.job_files]
-        document = found.to_json()
-        show(planning_story(Stored(document)), document, found.folder, view.console, json, wrote)
+    request = request_from(PlanRequest, task, options(locals()))
+    with asking(quiet, task, data) as view:
+        found = answer(request, view.notify)
+    wrote = [f"wrote {file}" for file in found.job_files]
+    document = show(planning_story, found, found.folder, view.console, json, wrote)
     if found.plan.choice.row is None:
-        raise TargetMissed(refusal(Stored(document)))
+        raise TargetMissed(refusal(document))
     return 0

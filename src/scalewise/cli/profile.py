@@ -10,9 +10,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from scalewise.cli.flags import DataFolder, Device, Json, Loaders, Quiet, Reduce, Settings, ShardOptimizer, TaskName
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, recipe_flags, show
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, options, recipe_flags, show
 from scalewise.present import terminal
-from scalewise.present.stored import Stored
 from scalewise.present.stories.profile import profiling_story
 
 RecipeFlags = recipe_flags(__name__, without=("target", "patience", "steps"))
@@ -63,6 +62,7 @@ def profile(
     out: Path | None
         Folder for profile.json and trace.json; by default runs/profile-<task>-<time>.
     """
+    asked = options(locals())
     view = terminal.console(quiet)
 
     def notify(line: str) -> None:  # no spinner: it would be a thread that takes time from the steps
@@ -73,24 +73,8 @@ def profile(
         from scalewise.runs.profile.profiler import TRACE_FILE
         from scalewise.runs.profile.profiler import profile as measure
 
-        outcome = measure(
-            task,
-            set=set or (),
-            recipe=recipe,
-            steps=steps,
-            data=data,
-            processes=processes,
-            device=device,
-            reduce=reduce,
-            shard_optimizer=shard_optimizer,
-            noise=noise,
-            loaders=loaders,
-            out=out,
-            notify=notify,
-            **given_fields(flags),
-        )
+        outcome = measure(task, **asked, notify=notify)
         if outcome is not None:  # the first process of a job draws
             hint = f"open {TRACE_FILE} in ui.perfetto.dev"
-            document = outcome.to_json()
-            show(profiling_story(Stored(document)), document, outcome.run, view, json, [hint])
+            show(profiling_story, outcome, outcome.run, view, json, [hint])
     return 0

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 from scalewise.cli.flags import DataFolder, Device, Json, Quiet
-from scalewise.cli.inputs import print_document
+from scalewise.cli.inputs import show
 from scalewise.present import terminal
-from scalewise.present.stored import Stored
 from scalewise.present.stories.replay import replay_story
 
 
@@ -46,10 +45,7 @@ def replay(
     console = terminal.console(quiet)
     with contextlib.redirect_stdout(sys.stderr):
         found = compute(run, step=step, task=task, data=data, device=device, notify=console.print)
-    document = found.to_json()
-    if json:
-        print_document(document)
     for problem in found.problems:
         console.print(problem, style="yellow", markup=False)
-    terminal.show(console, replay_story(Stored(document)))
+    show(replay_story, found, None, console, json)
     return 1 if found.matches is False else 0
