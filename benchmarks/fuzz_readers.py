@@ -33,7 +33,7 @@ from scalewise.engine.store.folder import (
 from scalewise.errors import RunFolderError
 from scalewise.plan import hardware
 from scalewise.plan.records import TaskFacts, read_records
-from scalewise.present.folders import read_run
+from scalewise.present.stored import read_run
 from scalewise.recipe import Recipe
 from scalewise.runs.bisect import compare
 from scalewise.runs.compare.compare import BegunComparison

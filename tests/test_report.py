@@ -14,8 +14,7 @@ import pytest
 from scalewise.cli import main
 from scalewise.present import page
 from scalewise.present.charts import Axis, Mark, Scale, Series, fitted, line_chart, thinned
-from scalewise.present.folders import find_runs, read_run
-from scalewise.present.stored import Stored, read_document, read_records
+from scalewise.present.stored import Stored, find_runs, read_document, read_records, read_run
 
 FOLDERS = Path(__file__).parent / "folders"
 LARGEST_PAGE = 1_500_000

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from scalewise import __version__
 from scalewise.errors import UsageError
 from scalewise.present.charts import dot
-from scalewise.present.folders import Run, read_run
+from scalewise.present.stored import Run, read_run
 from scalewise.present.stories.bench import benching_story
 from scalewise.present.stories.compare import comparison_story
 from scalewise.present.stories.forecast import forecasting_story

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import resource
 import secrets
 import signal
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from scalewise.errors import RunFolderError, UsageError
-from scalewise.present import page
-from scalewise.present.library import Library, Refused
+from scalewise.present import page, stored
+from scalewise.present.stored import Kind, Run, fingerprint, kind_of
+from scalewise.present.stories import forecast, measure, plan
+from scalewise.present.stories.train import outcome
+from scalewise.present.words import number
 
 LONGEST_HEAD = 16_384
 SECONDS = 10.0  # that a browser may take to ask, or to take in an answer
 HOSTS = frozenset({"127.0.0.1", "localhost"})
-STATUS = {
-    200: "OK",
-    308: "Permanent Redirect",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 # Headers of every answer: nothing is cached, sniffed, framed or passed on.
 HEADERS = {
     "Cache-Control": "no-store",
@@ -47,8 +44,12 @@ POLL_SECONDS = 1.0
 STILL_HERE_SECONDS = 15.0
 BACKLOG = 2048
 SPARE_FILES = 64
+KEPT_PAGES, KEPT_LINES = 16, 4_000
+MOST_CHOSEN = 50  # runs on one page
+ANSWERS = {"plan": plan.answer, "forecast": forecast.answer, "measure": measure.answer}
 
 Names = tuple[str, ...]
+Found = TypeVar("Found")
 
 
 def serve(folder: Path, port: int, ready: Callable[[str], None]) -> int:
@@ -102,8 +103,8 @@ class Server:
         """Serve until a signal arrives; returns its number."""
         loop = asyncio.get_running_loop()
         stopped: asyncio.Future[int] = loop.create_future()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, _settle, stopped, number)
+        for one in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(one, _settle, stopped, one)
         server = await asyncio.start_server(self._connect, ADDRESS, port, limit=LONGEST_HEAD, backlog=BACKLOG)
         watching = asyncio.create_task(self._watch())
         ready(server.sockets[0].getsockname()[1])
@@ -171,15 +172,12 @@ class Server:
         """A page, made once for all who ask for it at the same time."""
         making = self._making.get(names)
         if making is None:
-            making = self._making[names] = asyncio.create_task(self._make(names))
+            making = self._making[names] = asyncio.create_task(self._read(self._library.page, names))
             making.add_done_callback(lambda _: self._making.pop(names, None))
         return await asyncio.shield(making)
 
-    async def _make(self, names: Names) -> bytes:
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._library.page, names)
-
-    async def _version(self, names: Names) -> str:
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._library.version, names)
+    async def _read(self, what: Callable[[Names], Found], names: Names) -> Found:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, what, names)
 
     async def _follow(self, names: Names, writer: asyncio.StreamWriter) -> None:
         """Tell a browser whenever there is something new, until it hangs up."""
@@ -187,7 +185,7 @@ class Server:
             self._library.folder(name)
         channel = self._channels.get(names)
         if channel is None:
-            version = await self._version(names)
+            version = await self._read(self._library.version, names)
             channel = self._channels.setdefault(names, Channel(version))
         channel.followers += 1
         try:
@@ -210,7 +208,7 @@ class Server:
             await asyncio.sleep(POLL_SECONDS)
             for names, channel in [*self._channels.items()]:
                 with contextlib.suppress(OSError):
-                    channel.announce(await self._version(names))
+                    channel.announce(await self._read(self._library.version, names))
 
 
 def _settle(stopped: asyncio.Future[int], number: int) -> None:
@@ -297,7 +295,7 @@ def head(
         fields["Content-Length"] = str(length)
     if location is not None:
         fields["Location"] = location
-    lines = [f"HTTP/1.1 {status} {STATUS[status]}", *(f"{name}: {value}" for name, value in fields.items())]
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -305,3 +303,118 @@ def refusal(refused: Refused) -> bytes:
     """An answer in one line of plain text."""
     body = f"{refused}\n".encode()
     return head(refused.status, "text/plain; charset=utf-8", len(body)) + body
+
+
+class Refused(Exception):
+    """A request that gets no page."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Line:
+    """A run in the list."""
+
+    name: str
+    kind: Kind
+    said: str
+    ended: bool
+    changed: str
+
+
+class Library:
+    """The runs in one folder. Names come from anyone and are looked up, never trusted."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._pages: OrderedDict[tuple[tuple[str, ...], str], bytes] = OrderedDict()
+        self._lines: OrderedDict[tuple[str, object], tuple[str, bool]] = OrderedDict()
+
+    def names(self) -> dict[str, Kind]:
+        """All runs, newest first; the folder itself if it is one."""
+        own = kind_of(self.root)
+        return {name: kind for name, kind in stored.find_runs(self.root).items() if _is_text(name)} | (
+            {".": own} if own else {}
+        )
+
+    def folder(self, name: str) -> Path:
+        """The folder of a run, which must really be in ours."""
+        try:
+            path = (self.root / name).resolve(strict=True)
+        except (OSError, ValueError, RuntimeError):
+            raise Refused(404, "there is no such run") from None
+        if not path.is_relative_to(self.root) or kind_of(path) is None:
+            raise Refused(404, "there is no such run")
+        return path
+
+    def version(self, names: tuple[str, ...]) -> str:
+        """What changes whenever a page would: of the chosen runs, or of the list for none."""
+        chosen = names or tuple(self.names())
+        state = [(name, fingerprint(self.root / name)) for name in chosen]
+        return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
+
+    def page(self, names: tuple[str, ...]) -> bytes:
+        """The page of the chosen runs, or the list for none."""
+        if len(names) > MOST_CHOSEN:
+            raise Refused(400, f"at most {MOST_CHOSEN} runs fit on a page")
+        folders = [self.folder(name) for name in names]
+        key = names, self.version(names)
+        if key not in self._pages:
+            self._pages[key] = (self._runs(names, folders) if names else self._list()).encode()
+            while len(self._pages) > KEPT_PAGES:
+                self._pages.popitem(last=False)
+        self._pages.move_to_end(key)
+        return self._pages[key]
+
+    def _runs(self, names: tuple[str, ...], folders: list[Path]) -> str:
+        runs = [stored.read_run(folder, name, self.root) for name, folder in zip(names, folders, strict=True)]
+        query = page.query(names)
+        title = ", ".join(names)
+        return page.render(title, page.stories(runs, self.root), title, live=f"events?{query}", home="./")
+
+    def _list(self) -> str:
+        lines = [self._line(name, kind) for name, kind in self.names().items()]
+        return page.fill(
+            "list.html",
+            title=self.root.name,
+            sources=self.root.name,
+            lines=lines,
+            policy=page.policy(live=True),
+            live="events",
+        )
+
+    def _line(self, name: str, kind: Kind) -> Line:
+        path = self.root / name
+        key = name, fingerprint(path)
+        if key not in self._lines:
+            document, _ = stored.read_document(path / stored.document_name(kind), self.root)
+            recipe, _ = stored.read_document(path / "recipe.json", self.root)
+            run = Run(name, path, kind, document, recipe)
+            self._lines[key] = _said(run), document.is_object
+            while len(self._lines) > KEPT_LINES:
+                self._lines.popitem(last=False)
+        said, ended = self._lines[key]
+        return Line(name, kind, said, ended, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stored.changed(path))))
+
+
+def _said(run: Run) -> str:
+    """One line on a run, from its document alone: records may be long."""
+    if run.kind in ANSWERS:
+        task, answer = run.document.text("task"), ANSWERS[run.kind](run.document)
+        return f"{task}: {answer}" if task else answer
+    if run.kind != "train":
+        return " ".join(filter(None, [run.document.text("task"), run.document.text("kind")]))
+    workers, task = run.recipe.number("recipe", "workers"), run.recipe.text("task") or "a run"
+    said = task if workers is None else f"{task}, workers: {number(workers)}"
+    return f"{said}; {outcome(run) if run.document.is_object else 'no result yet'}"
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can stand in an address."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scalewise.present.bars import Bar, bars
-from scalewise.present.charts import LOOKS, Axis, Series, line_chart
+from scalewise.present.charts import LOOKS, Axis, Bar, Series, bars, line_chart
 from scalewise.present.stored import Stored
 from scalewise.present.stories.bench_tables import (
     LOST,

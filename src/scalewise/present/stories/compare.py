@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scalewise.present.bars import Spread, intervals
-from scalewise.present.charts import LOOKS, Axis, Series, line_chart, series_of
+from scalewise.present.charts import LOOKS, Axis, Series, Spread, intervals, line_chart, series_of
 from scalewise.present.stored import Stored
 from scalewise.present.stories.train import DERIVED, derived_cells
 from scalewise.present.story import Block, Cell, Fact, Line, Plot, Section, Story, Table, Tone, kept

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalewise.doctor.diagnose import CHECKS, TITLES, Diagnosis, diagnose_folder
-from scalewise.present.folders import Run, is_safe
+from scalewise.present.stored import Run, is_safe
 from scalewise.present.story import Block, Fact, Finding, Section, Story
 from scalewise.present.words import count, number, sentence
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scalewise.present.bars import Bar, bars
-from scalewise.present.charts import Axis, Mark, Series, line_chart, series_of
+from scalewise.present.charts import Axis, Bar, Mark, Series, bars, line_chart, series_of
 from scalewise.present.stored import Stored
 from scalewise.present.stories.critical import bounded, critical_section, shown
 from scalewise.present.stories.train import ends, estimate

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scalewise.present.bars import Bar, bars
-from scalewise.present.charts import Axis, Series, line_chart, thinned
+from scalewise.present.charts import Axis, Bar, Series, bars, line_chart, thinned
 from scalewise.present.stored import Stored
 from scalewise.present.story import (
     Block,

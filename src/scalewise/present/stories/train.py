@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalewise.present.charts import Axis, Mark, Series, line_chart, thinned
-from scalewise.present.folders import Run
-from scalewise.present.stored import Stored
+from scalewise.present.stored import Run, Stored
 from scalewise.present.stories.doctor import findings_section
 from scalewise.present.story import Block, Cell, Fact, Figure, Section, Story, Switch, Table, kept
 from scalewise.present.words import (
