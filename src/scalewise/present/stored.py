@@ -9,12 +9,13 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from scalewise.errors import RunFolderError
+from scalewise.present.words import Shown, number
 
 # A page is made for people, who see no more than this: larger documents are not read, of larger records every Nth.
 LARGEST_DOCUMENT = 32_000_000
@@ -82,6 +83,10 @@ class Stored:
         part = self.part(*names)
         return part.number("value"), part.number("low"), part.number("high")
 
+    def ranged(self, name: str) -> tuple[float | None, float | None, float | None]:
+        """A value and the ends of its interval, under keys of their own."""
+        return self.number(name), self.number(f"{name}_low"), self.number(f"{name}_high")
+
     def numbers(self, *names: str) -> list[float | None]:
         """A list of numbers, with None where an item is none."""
         return [item.number() for item in self.parts(*names)]
@@ -107,6 +112,16 @@ class Stored:
         except (ValueError, RecursionError):
             text = "too large to show"
         return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
+
+
+def number_of(*names: str, shown: Shown = number) -> Callable[[Stored], str]:
+    """A column of a table: the number under these keys, in words."""
+    return lambda row: shown(row.number(*names))
+
+
+def text_of(*names: str) -> Callable[[Stored], str]:
+    """A column of a table: the text under these keys."""
+    return lambda row: row.text(*names)
 
 
 def open_regular(path: Path, inside: Path) -> int | None:

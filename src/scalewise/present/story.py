@@ -36,12 +36,14 @@ For anything else there is `Only("terminal", block)`: keep such exceptions few.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from markupsafe import Markup
 
 Part = TypeVar("Part")
+Row = TypeVar("Row")
 Tone = Literal["plain", "strong", "good", "bad", "warning", "dim"]
 Place = Literal["terminal", "page"]
 
@@ -73,12 +75,16 @@ class Sparkline:
     look: int = 0
 
 
+Value = str | Cell | Meter | Sparkline
+Columns = Mapping[str, Callable[[Row], Value] | None]  # titles, and what a column makes of a row
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows under columns. The first column names the row; the others are numbers unless they are in `words`."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[str | Cell | Meter | Sparkline, ...], ...]
+    rows: tuple[tuple[Value, ...], ...]
     caption: str
     words: frozenset[int] = frozenset()
     spare: tuple[str, ...] = ()
@@ -102,7 +108,27 @@ class Table:
         return [[text_cell(value) for value in row] for row in self.rows]
 
 
-def text_cell(value: str | Cell | Meter | Sparkline) -> Cell:
+def table_of(
+    rows: Iterable[Row],
+    columns: Columns[Row],
+    caption: str,
+    words: Collection[str] = (),
+    spare: tuple[str, ...] = (),
+    own: int | None = None,
+    legend: str = "",
+) -> Table:
+    """A table with what each column makes of each row; a column of None is left out.
+
+    >>> table_of([2, 3], {"n": str, "square": lambda n: str(n * n), "cube": None}, "Squares").rows
+    (('2', '4'), ('3', '9'))
+    """
+    shown = {title: cell for title, cell in columns.items() if cell is not None}
+    cells = tuple(tuple(cell(row) for cell in shown.values()) for row in rows)
+    places = frozenset(place for place, title in enumerate(shown) if title in words)
+    return Table(tuple(shown), cells, caption, places, spare, own, legend)
+
+
+def text_cell(value: Value) -> Cell:
     """A cell as text."""
     return value if isinstance(value, Cell) else Cell(value if isinstance(value, str) else "")
 

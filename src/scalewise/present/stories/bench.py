@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scalewise.present.charts import LOOKS, Axis, Bar, Series, bars, line_chart
+from scalewise.present.charts import LOOKS, Axis, Bar, Series, bars, line_chart, series_of
 from scalewise.present.stored import Stored
 from scalewise.present.stories.bench_tables import (
     LOST,
@@ -17,26 +17,8 @@ from scalewise.present.stories.bench_tables import (
     processes_of,
     scaling_sections,
 )
-from scalewise.present.story import (
-    Block,
-    Figure,
-    Key,
-    Line,
-    Only,
-    Section,
-    Story,
-    Table,
-    kept,
-)
-from scalewise.present.words import (
-    count,
-    number,
-    percent,
-    rough,
-    seconds,
-    sentence,
-    size,
-)
+from scalewise.present.story import Block, Figure, Key, Line, Only, Section, Story, Table, kept
+from scalewise.present.words import count, number, percent, rough, seconds, sentence, size
 
 MOST_ROWS = 400
 BUSY = 0.5  # running programs per core, before anything was timed, from which on a person should know
@@ -90,14 +72,14 @@ def _said(document: Stored, rows: Sequence[Stored]) -> str:
         off = f"; the timings are off by {percent(misfit)} in the middle" if misfit > POOR_FIT else ""
         return f"the link takes {latency} a message and carries {rate}/s each way, by the ordered reduction{off}"
     if peaks:
-        return f"at most: {'; '.join(map(_peak, peaks))}"
+        best = (
+            f"{place_of(peak)}: {rough(peak.number('gflops'))} GFLOP/s and "
+            f"{rough(peak.number('gigabytes_per_second'))} GB/s"
+            for peak in peaks
+        )
+        return f"at most: {'; '.join(best)}"
     scaled = [row for row in rows if row.number("processes") and row.number("efficiency") is not None]
     return _scaled(document, scaled) if scaled else f"{number(len(rows))} rows were measured"
-
-
-def _peak(peak: Stored) -> str:
-    products, bandwidth = rough(peak.number("gflops")), rough(peak.number("gigabytes_per_second"))
-    return f"{place_of(peak)}: {products} GFLOP/s and {bandwidth} GB/s"
 
 
 def _scaled(document: Stored, rows: Sequence[Stored]) -> str:
@@ -183,26 +165,17 @@ def rounds_words(document: Stored, most: Stored) -> str:
     return rounds
 
 
-def _efficiency(rows: Sequence[Stored]) -> list[tuple[float, float]]:
-    """The share of ideal speed by number of processes, as it was measured."""
-    pairs = [(row.number("processes"), row.number("efficiency")) for row in rows]
-    return sorted((count, share) for count, share in pairs if count and share is not None)
-
-
 def scaling_section(rows: Sequence[Stored]) -> Section | None:
     """Scaling efficiency against ideal, and what a step's time is made of."""
-    points = tuple(_efficiency(rows))
-    ends = [[row.number(name) for name in ("processes", "efficiency_low", "efficiency_high")] for row in rows]
-    band = tuple((a, low, high) for a, low, high in ends if a and low is not None and high is not None)
-    across = Axis("processes", log=True, ticks=tuple(a for a, _ in points))
+    known = sorted(rows, key=lambda row: row.number("processes") or 0.0)
+    ends = (["efficiency_low"], ["efficiency_high"])
+    measured = series_of("measured", known, "processes", ["efficiency"], ends, "both")
+    counts = tuple(processes for processes, _ in measured.points)
+    across = Axis("processes", log=True, ticks=counts)
     up = Axis("of ideal", share=True, low=0.0, high=1.0)
-    ideal = Series("ideal", tuple((count, 1.0) for count, _ in points))
-    figures = [
-        line_chart("Scaling efficiency", across, up, [Series("measured", points, band, "both"), ideal]),
-        _parts(rows),
-    ]
-    found = tuple(figure for figure in figures if figure is not None)
-    return Section("Scaling efficiency against ideal", found) if found and points else None
+    ideal = Series("ideal", tuple((processes, 1.0) for processes in counts))
+    found = kept(line_chart("Scaling efficiency", across, up, [measured, ideal]), _parts(rows))
+    return Section("Scaling efficiency against ideal", found) if found and counts else None
 
 
 def _parts(rows: Sequence[Stored]) -> Figure | None:
@@ -252,17 +225,14 @@ def _group(row: Stored, counts: Sequence[str]) -> str:
 
 def rows_section(rows: Sequence[Stored]) -> Section | None:
     """All rows."""
-    columns = list(dict.fromkeys(name for row in rows for name, value in row.items() if _is_plain(value)))[:14]
+    plain = (name for row in rows for name, one in row.items() if not isinstance(one.value, dict | list))
+    columns = list(dict.fromkeys(plain))[:14]
     if not columns:
         return None
     words = frozenset(i for i, name in enumerate(columns) if any(isinstance(row.part(name).value, str) for row in rows))
     cells = tuple(tuple(_cell(name, row.part(name)) for name in columns) for row in rows)
     table = Table(tuple(_words(name) for name in columns), cells, "All rows", words)
     return Section("All rows", (Only("page", table),))
-
-
-def _is_plain(value: Stored) -> bool:
-    return not isinstance(value.value, dict | list)
 
 
 def _cell(name: str, value: Stored) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Cell, Line, Meter, Section, Sparkline, Table
+from scalewise.present.stored import Stored, number_of, text_of
+from scalewise.present.story import Block, Cell, Columns, Line, Meter, Section, Sparkline, Table, table_of
 from scalewise.present.words import (
     RATES,
     TIMES,
@@ -104,26 +104,23 @@ def _from_size(row: Stored) -> Cell:
 
 def _training(rows: Sequence[Stored]) -> Table:
     """The built-in CNN on each device."""
-    cells = []
-    for row in rows:
-        reached, busy = row.number("seconds_to_loss"), row.number("utilisation")
-        curve = Sparkline(tuple(row.numbers("utilisation_over_time")), top=1.0)
-        cells.append(
-            (
-                place_of(row),
-                _ranged(row, "step_seconds"),
-                rough(row.number("samples_per_second")),
-                "not reached" if reached is None else seconds(reached),
-                "?" if busy is None else percent(busy),
-                curve,
-            )
-        )
-    columns = ("device", "step (95 %)", "samples/s", "to loss", "busy", "over time")
-    return Table(columns, tuple(cells), "Training")
 
+    def to_loss(row: Stored) -> str:
+        reached = row.number("seconds_to_loss")
+        return "not reached" if reached is None else seconds(reached)
 
-def _ranged(row: Stored, name: str) -> str:
-    return in_unit(row.number(name), row.number(f"{name}_low"), row.number(f"{name}_high"), TIMES)
+    def busy(row: Stored) -> str:
+        return "?" if row.number("utilisation") is None else percent(row.number("utilisation"))
+
+    columns: Columns[Stored] = {
+        "device": place_of,
+        "step (95 %)": lambda row: in_unit(*row.ranged("step_seconds"), units=TIMES),
+        "samples/s": number_of("samples_per_second", shown=rough),
+        "to loss": to_loss,
+        "busy": busy,
+        "over time": lambda row: Sparkline(tuple(row.numbers("utilisation_over_time")), top=1.0),
+    }
+    return table_of(rows, columns, "Training")
 
 
 def collective_sections(document: Stored, rows: Sequence[Stored]) -> list[Section]:
@@ -154,19 +151,14 @@ def _collectives(rows: Sequence[Stored]) -> Table:
 
 def _fits(lines: Sequence[Stored]) -> Table:
     """What each collective costs."""
-    cells = []
-    for line in lines:
-        latency, speed = line.part("latency_seconds"), line.part("algorithm_bytes_per_second")
-        cells.append(
-            (
-                line.text("collective"),
-                in_unit(latency.number("value"), latency.number("low"), latency.number("high"), TIMES),
-                in_unit(speed.number("value"), speed.number("low"), speed.number("high"), RATES),
-                f"{size(line.number('bus_bytes_per_second', 'value'))}/s",
-                percent(line.number("misfit")),
-            )
-        )
-    return Table(("collective", "latency", "bandwidth", "bus bandwidth", "off by"), tuple(cells), "Fits")
+    columns: Columns[Stored] = {
+        "collective": text_of("collective"),
+        "latency": lambda line: in_unit(*line.estimate("latency_seconds"), units=TIMES),
+        "bandwidth": lambda line: in_unit(*line.estimate("algorithm_bytes_per_second"), units=RATES),
+        "bus bandwidth": lambda line: f"{size(line.number('bus_bytes_per_second', 'value'))}/s",
+        "off by": number_of("misfit", shown=percent),
+    }
+    return table_of(lines, columns, "Fits")
 
 
 def scaling_sections(document: Stored, rows: Sequence[Stored]) -> list[Section]:
@@ -177,13 +169,11 @@ def scaling_sections(document: Stored, rows: Sequence[Stored]) -> list[Section]:
     workers = dict.fromkeys(number(row.number("workers")) for row in (first, last))
     many = f"{' to '.join(workers)} workers of {number(first.number('worker_batch'))}"
     title = f"{document.text('task')}, {document.text('mode')} scaling, {many}{hosts_of(document, ', ')}"
-    names = ("step", *PARTS)
-    times = tuple(
-        (number(row.number("processes")), *(seconds(row.number(f"{name}_seconds")) for name in names)) for row in rows
-    )
+    parts = {name: number_of(f"{name}_seconds", shown=seconds) for name in ("step", *PARTS)}
+    times = table_of(rows, {"processes": number_of("processes"), **parts}, "A step")
     found = [
         Section(title, (_speeds(rows),)),
-        Section("A step, in the mean over processes", (Table(("processes", *names), times, "A step"),)),
+        Section("A step, in the mean over processes", (times,)),
     ]
     if len(rows) > 1:
         found.append(Section("What ideal scaling would save of a step", (_lost(rows[1:]),)))
@@ -193,16 +183,19 @@ def scaling_sections(document: Stored, rows: Sequence[Stored]) -> list[Section]:
 def _speeds(rows: Sequence[Stored]) -> Table:
     """Samples per second on each number of processes."""
     best = max(row.number("samples_per_second") or 0.0 for row in rows) or 1.0
-    cells = []
-    for order, row in enumerate(rows):
-        rate, low, high = (row.number(f"samples_per_second{end}") for end in ("", "_low", "_high"))
-        share = row.number("efficiency")
-        ends = row.number("efficiency_low"), row.number("efficiency_high")
-        shown = interval(share, *ends, percent) if order else percent(share)
-        bar = Meter((((rate or 0.0) / best, 0),), METER_WIDTH)
-        speed = f"× {row.number('speedup') or 0.0:.2f}"
-        cells.append((number(row.number("processes")), interval(rate, low, high, rough), bar, speed, shown))
-    return Table(("processes", "samples/s (95 %)", "", "speed", "efficiency"), tuple(cells), "Speed")
+
+    def efficiency(row: Stored) -> str:
+        share = row.ranged("efficiency")
+        return percent(share[0]) if row is rows[0] else interval(*share, shown=percent)
+
+    columns: Columns[Stored] = {
+        "processes": number_of("processes"),
+        "samples/s (95 %)": lambda row: interval(*row.ranged("samples_per_second"), shown=rough),
+        "": lambda row: Meter((((row.number("samples_per_second") or 0.0) / best, 0),), METER_WIDTH),
+        "speed": lambda row: f"× {row.number('speedup') or 0.0:.2f}",
+        "efficiency": efficiency,
+    }
+    return table_of(rows, columns, "Speed")
 
 
 def _lost(rows: Sequence[Stored]) -> Table:

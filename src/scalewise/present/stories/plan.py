@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
 from scalewise.plan.hardware import ETHERNET_LATENCY
 from scalewise.plan.model import Inputs
-from scalewise.present.charts import Axis, Mark, Series, line_chart
-from scalewise.present.stored import Stored
-from scalewise.present.story import Cell, Command, Fact, Planner, Section, Story, Table, kept
+from scalewise.present.charts import Axis, Mark, Series, line_chart, series_of
+from scalewise.present.stored import Stored, number_of, text_of
+from scalewise.present.story import Cell, Columns, Command, Fact, Planner, Section, Story, Value, kept, table_of
 from scalewise.present.words import (
     aligned,
     count,
@@ -146,22 +146,34 @@ def rows_section(document: Stored, rows: Sequence[Stored], chosen: Stored | None
     """Every number of workers."""
     if not rows:
         return None
-    metric_name = document.text("metric", "name") or "accuracy"
-    shown = spelled(metric_name)
-    priced = any(row.number("cost") is not None for row in rows)
-    before = ("workers", "global batch", "peak LR", "steps", "samples", "time", "80 % interval")
-    columns = (*before, *(("cost",) if priced else ()), shown, "efficient", "limited by")
+    name = document.text("metric", "name") or "accuracy"
     names = aligned([_marked(row, row is chosen) for row in rows])
-    table = Table(
-        columns,
-        tuple(_cells(name, row, row is chosen, metric_name, priced) for name, row in zip(names, rows, strict=True)),
-        "Every number of workers",
-        words=frozenset({len(columns) - 1}),
-        spare=(shown, "samples", "steps"),
-        own=next((place for place, row in enumerate(rows) if row is chosen), None),
-        legend=_legend(document, rows, chosen),
-    )
-    return Section("The plan", (table,))
+    columns: Columns[Stored] = {
+        "workers": lambda row: names[rows.index(row)],
+        "global batch": number_of("global_batch"),
+        "peak LR": number_of("lr", shown=rough),
+        "steps": number_of("steps"),
+        "samples": number_of("samples", shown=rough),
+        "time": number_of("seconds", shown=seconds),
+        "80 % interval": lambda row: seconds_span(*row.ranged("seconds")[1:]),
+        "cost": number_of("cost", shown=money) if any(row.number("cost") is not None for row in rows) else None,
+        spelled(name): number_of("accuracy", shown=lambda value: metric(name, value)),
+        "efficient": number_of("efficiency", shown=_efficiency),
+        "limited by": text_of("limit"),
+    }
+    own = next((place for place, row in enumerate(rows) if row is chosen), None)
+    spare, legend = (spelled(name), "samples", "steps"), _legend(document, rows, chosen)
+    table = table_of(rows, columns, "Every number of workers", ["limited by"], spare, own, legend)
+    cells = [tuple(map(_recommended, row)) if place == own else row for place, row in enumerate(table.rows)]
+    return Section("The plan", (replace(table, rows=tuple(cells)),))
+
+
+def _recommended(cell: Value) -> Value:
+    return Cell(cell, "good") if isinstance(cell, str) else cell
+
+
+def _efficiency(value: float | None) -> str:
+    return "< 1 %" if value is not None and 0 < value < 0.01 else percent(value)
 
 
 def command_section(document: Stored) -> Section | None:
@@ -188,53 +200,25 @@ def _marked(row: Stored, chosen: bool) -> str:
     return f"{'▶ ' if chosen else ''}{'~' if row.flag('extrapolated') else ''}{number(row.number('workers'))}"
 
 
-def _cells(workers: str, row: Stored, chosen: bool, name: str, priced: bool) -> tuple[str | Cell, ...]:
-    efficiency = row.number("efficiency")
-    cells = (
-        workers,
-        number(row.number("global_batch")),
-        rough(row.number("lr")),
-        number(row.number("steps")),
-        rough(row.number("samples")),
-        seconds(row.number("seconds")),
-        seconds_span(row.number("seconds_low"), row.number("seconds_high")),
-        *([money(row.number("cost"))] if priced else []),
-        metric(name, row.number("accuracy")),
-        "< 1 %" if efficiency is not None and 0 < efficiency < 0.01 else percent(efficiency),
-        row.text("limit"),
-    )
-    return tuple(Cell(cell, "good") for cell in cells) if chosen else cells
-
-
 def charts_section(rows: Sequence[Stored], chosen: Stored | None) -> Section | None:
     """Time and efficiency against ideal scaling."""
     counts = tuple(count for row in rows if (count := row.number("workers")))
     axis = Axis("workers", log=True, ticks=counts)
     first = next((row.number("seconds") for row in rows if row.number("workers") == 1), None)
     marks = [Mark("x", chosen.number("workers") or 1.0, "recommended")] if chosen is not None else []
-    time = [Series("planned", _points(rows, "seconds"), _band(rows, "seconds"), "line")]
+    time, worth = (
+        [series_of("planned", rows, "workers", [name], ([f"{name}_low"], [f"{name}_high"]))]
+        for name in ("seconds", "efficiency")
+    )
     if first:
         time.append(Series("ideal", tuple((workers, first / workers) for workers in counts)))
-    worth = [
-        Series("planned", _points(rows, "efficiency"), _band(rows, "efficiency"), "line"),
-        Series("ideal", tuple((one, 1.0) for one in counts)),
-    ]
-    figures = [
+    worth.append(Series("ideal", tuple((workers, 1.0) for workers in counts)))
+    share = Axis("of ideal", share=True, low=0.0, high=1.0)
+    found = kept(
         line_chart("Time by workers", axis, Axis("seconds", log=True), time, marks),
-        line_chart("Scaling efficiency", axis, Axis("of ideal", share=True, low=0.0, high=1.0), worth, marks),
-    ]
-    found = tuple(figure for figure in figures if figure is not None)
+        line_chart("Scaling efficiency", axis, share, worth, marks),
+    )
     return Section("Time and efficiency against ideal", found) if found and len(counts) > 1 else None
-
-
-def _points(rows: Sequence[Stored], name: str) -> tuple[tuple[float, float], ...]:
-    pairs = [(row.number("workers"), row.number(name)) for row in rows]
-    return tuple((a, b) for a, b in pairs if a and b is not None)
-
-
-def _band(rows: Sequence[Stored], name: str) -> tuple[tuple[float, float, float], ...]:
-    ends = [(row.number("workers"), row.number(f"{name}_low"), row.number(f"{name}_high")) for row in rows]
-    return tuple((a, *sorted((low, high))) for a, low, high in ends if a and low is not None and high is not None)  # type: ignore[misc]
 
 
 def planner_section(document: Stored, rows: Sequence[Stored], chosen: Stored | None) -> Section | None:
