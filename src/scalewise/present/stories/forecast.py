@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from scalewise.present.charts import Axis, Mark, Series, line_chart
-from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Fact, Line, Meter, Section, Story, Table, kept
+from scalewise.present.charts import Axis, Mark, Series, line_chart, series_of
+from scalewise.present.stored import Stored, number_of
+from scalewise.present.story import Columns, Fact, Line, Meter, Section, Story, Table, kept, table_of
 from scalewise.present.words import (
     NOTHING,
     aligned,
     interval,
     money,
-    number,
     percent,
     rough,
     seconds,
@@ -68,53 +67,44 @@ def _said(document: Stored) -> str:
 
 
 def _range(part: Stored) -> str:
-    return interval(part.number("value"), part.number("low"), part.number("high"), rough)
+    return interval(*part.estimate(), shown=rough)
 
 
 def _facts(document: Stored) -> tuple[Fact, ...]:
     """What is known of the irreducible error, of the regions, and of the exponent."""
     gamma, kind = document.part("gamma"), _kind(document)
-    known = gamma.number("value") is not None
     fits = f"anything from {span(gamma.number('low'), gamma.number('high'), rough)} fits"
     floor = Fact("irreducible error", _range(gamma))
     if not gamma.flag("identified"):
         floor = Fact("irreducible error", "unidentified", f"{fits}; errors at larger sizes would tell")
     small, large = (document.number("regions", name) for name in ("small_until", "irreducible_from"))
-    exponent = document.part("intervals", "beta")
-    ends = signed(span(exponent.number("low"), exponent.number("high"), rough))
+    exponent, low, high = document.estimate("intervals", "beta")
     spread = document.number("spread")
-    return (
-        *([floor] if known else []),
-        *([] if small is None else [Fact("small data", f"below {rough(small)} {kind}", "left out of the curve")]),
-        *(
-            []
-            if large is None
-            else [Fact("irreducible region", f"from {rough(large)} {kind}", "more than half of the error stays")]
-        ),
-        *(
-            []
-            if exponent.number("value") is None
-            else [Fact("exponent", signed(rough(exponent.number("value"))), ends)]
-        ),
-        *([] if spread is None else [Fact("scatter", percent(spread, 1), "of the errors about the curve")]),
-    )
+    found = [floor] if gamma.number("value") is not None else []
+    if small is not None:
+        found.append(Fact("small data", f"below {rough(small)} {kind}", "left out of the curve"))
+    if large is not None:
+        found.append(Fact("irreducible region", f"from {rough(large)} {kind}", "more than half of the error stays"))
+    if exponent is not None:
+        found.append(Fact("exponent", signed(rough(exponent)), signed(span(low, high, rough))))
+    if spread is not None:
+        found.append(Fact("scatter", percent(spread, 1), "of the errors about the curve"))
+    return tuple(found)
 
 
 def curve_section(document: Stored) -> Section | None:
     """Measured errors, the curve through them, and what lies ahead."""
-    pairs = [(point.number("size"), point.number("error")) for point in document.parts("points")]
-    seen = tuple((a, b) for a, b in pairs if a and b is not None)
-    ahead = [[row.number(name) for name in ("size", "value", "low", "high")] for row in document.parts("ahead")]
-    points = tuple((a, b) for a, b, _, _ in ahead if a and b is not None)
-    band = tuple((a, low, high) for a, _, low, high in ahead if a and low is not None and high is not None)
-    series = [Series("fitted", _law(document, [a for a, _ in (*seen, *points)])), Series("measured", seen, kind="dots")]
-    series.append(Series("ahead", points, band, "both"))
-    kind = _kind(document)
-    figure = line_chart("Error", Axis(kind, log=True), Axis("error", log=True), series, _marks(document))
+    seen = series_of("measured", document.parts("points"), "size", ["error"], kind="dots")
+    ahead = series_of("ahead", document.parts("ahead"), "size", ["value"], (["low"], ["high"]), "both")
+    fitted = Series("fitted", _law(document, [size for size, _ in (*seen.points, *ahead.points)]))
+    axes = Axis(_kind(document), log=True), Axis("error", log=True)
+    figure = line_chart("Error", *axes, [fitted, seen, ahead], _marks(document))
     if figure is None:
         return None
-    blocks: list[Block] = [figure, errors_table(document, seen), Line(law(document), "dim")]
-    return Section("The learning curve", tuple(blocks), "Bars are intervals of a new measurement there.")
+    alpha, beta, gamma = (document.number(*names) for names in (["alpha"], ["beta"], ["gamma", "value"]))
+    law = f"error = {rough(alpha)} · {_kind(document)}^{signed(rough(beta))} + {rough(gamma)}"
+    blocks = figure, errors_table(document, seen.points), Line(law, "dim")
+    return Section("The learning curve", blocks, "Bars are intervals of a new measurement there.")
 
 
 def errors_table(document: Stored, seen: tuple[tuple[float, float], ...]) -> Table:
@@ -144,8 +134,8 @@ def errors_table(document: Stored, seen: tuple[tuple[float, float], ...]) -> Tab
 
 
 def _expected(document: Stored, part: Stored, size: float) -> tuple[str, str, str]:
-    low, high = part.number("low"), part.number("high")
-    value = part.number("value") if part.number("value") is not None else _error_at(document, size)
+    value, low, high = part.estimate()
+    value = _error_at(document, size) if value is None else value
     return rough(value), NOTHING if low is None else span(low, high, rough), _region(document, size)
 
 
@@ -154,12 +144,6 @@ def _region(document: Stored, size: float) -> str:
     if small is not None and size < small:
         return "small data"
     return "irreducible" if large is not None and size >= large else "power law"
-
-
-def law(document: Stored) -> str:
-    """The curve itself."""
-    alpha, beta = rough(document.number("alpha")), signed(rough(document.number("beta")))
-    return f"error = {alpha} · {_kind(document)}^{beta} + {rough(document.number('gamma', 'value'))}"
 
 
 def _error_at(document: Stored, size: float) -> float | None:
@@ -195,17 +179,10 @@ def _marks(document: Stored) -> list[Mark]:
 def takes_section(document: Stored) -> Section | None:
     """What the target takes in samples, time and money."""
     takes = document.parts("takes")
-    if not takes:
-        return None
-    priced = any(row.number("cost") is not None for row in takes)
-    rows = tuple(
-        (
-            number(row.number("workers")),
-            rough(row.number("samples")),
-            seconds(row.number("seconds")),
-            *([money(row.number("cost"))] if priced else []),
-        )
-        for row in takes
-    )
-    columns = ("workers", "samples seen", "time", *(["cost"] if priced else []))
-    return Section("Training to the target", (Table(columns, rows, "To the target"),))
+    columns: Columns[Stored] = {
+        "workers": number_of("workers"),
+        "samples seen": number_of("samples", shown=rough),
+        "time": number_of("seconds", shown=seconds),
+        "cost": number_of("cost", shown=money) if any(row.number("cost") is not None for row in takes) else None,
+    }
+    return Section("Training to the target", (table_of(takes, columns, "To the target"),)) if takes else None
