@@ -24,6 +24,7 @@ TABLE_ROWS = 24
 LABEL_LETTER, LABEL_LINE = 7.0, 15  # width of a letter of a label, and height of a line of them
 LOOKS = 10  # colours, dashes and shapes of the style sheet
 TICKS = 5
+CURVE_POINTS = 60
 
 
 @dataclass(frozen=True)
@@ -347,6 +348,12 @@ def _log_ticks(low: float, high: float) -> list[float]:
     found = [power * factor for power in powers for factor in factors]
     within = [tick for tick in found if low * 0.999 <= tick <= high * 1.001]
     return within if len(within) > 2 else _linear_ticks(low, high)
+
+
+def log_spaced(low: float, high: float) -> list[float]:
+    """Places for a curve over a logarithmic axis."""
+    ratio = high / low
+    return [low * ratio ** (index / (CURVE_POINTS - 1)) for index in range(CURVE_POINTS)]
 
 
 def _logarithm(value: float) -> float:

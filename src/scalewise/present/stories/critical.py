@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scalewise.present.charts import Axis, Mark, Series, line_chart
+from scalewise.present.charts import Axis, Mark, Series, line_chart, log_spaced, series_of
 from scalewise.present.stored import Stored
 from scalewise.present.story import Block, Cell, Figure, Line, Only, Section, Table, Tone, kept
 from scalewise.present.words import interval, number, percent, rough
 
-CURVE_POINTS = 60
-
 
 def bounded(critical: Stored) -> bool:
     """Whether a critical batch rules anything out."""
-    low, high = critical.number("low"), critical.number("high")
-    return critical.number("value") is not None if low is None and high is None else bool(low) or high is not None
+    value, low, high = critical.estimate()
+    return value is not None if low is None and high is None else bool(low) or high is not None
 
 
 def shown(critical: Stored) -> str:
     """A critical batch with its interval, or the bound that is known of it."""
-    value, low, high = (critical.number(name) for name in ("value", "low", "high"))
+    value, low, high = critical.estimate()
     if value is not None and not bounded(critical):
         return f"not bounded (best fit {rough(value)})"
     if not value and not low and high:
@@ -103,11 +101,10 @@ def branch_blocks(verified: Stored) -> list[Block]:
     series: list[Series] = []
     rows: list[tuple[str | Cell, ...]] = []
     for stage in stages:
-        pairs = [(loss.number("workers"), loss.number("loss")) for loss in stage.parts("losses")]
-        points = tuple((a, b) for a, b in pairs if a and b is not None)
-        series.append(Series(f"{stage.text('name')}, step {number(stage.number('step'))}", points, kind="both"))
-        harmless = stage.number("harmless") or 0
-        cells = [_branch_loss(workers or 0, loss, harmless) for workers, loss in pairs]
+        losses, harmless = stage.parts("losses"), stage.number("harmless") or 0
+        name = f"{stage.text('name')}, step {number(stage.number('step'))}"
+        series.append(series_of(name, losses, "workers", ["loss"], kind="both"))
+        cells = [_branch_loss(one.number("workers") or 0, one.number("loss"), harmless) for one in losses]
         tolerance, critical = number(stage.number("tolerance")), shown(stage.part("critical"))
         rows.append((stage.text("name"), number(stage.number("step")), *cells, tolerance, critical))
     counts = [number(loss.number("workers")) for loss in stages[0].parts("losses")]
@@ -127,16 +124,11 @@ def _branch_loss(workers: float, loss: float | None, harmless: float) -> Cell:
     return Cell(f"{loss:.3f}" if abs(loss) >= 1 else f"{loss:#.4g}", "good" if workers <= harmless else "dim")
 
 
-def _places(low: float, high: float) -> list[float]:
-    ratio = high / low
-    return [low * ratio ** (index / (CURVE_POINTS - 1)) for index in range(CURVE_POINTS)]
-
-
 def _relative(critical: Stored, smallest: float) -> list[Block]:
     """Multiples of the minima, with what the interval of the critical batch makes of them."""
     value = critical.number("value") or 1.0
     low, high = critical.number("low") or value, critical.number("high") or value
-    places = _places(max(1.0, value / 32), value * 32)
+    places = log_spaced(max(1.0, value / 32), value * 32)
     steps = Series(
         "steps ÷ least steps",
         tuple((batch, 1 + value / batch) for batch in places),
@@ -171,7 +163,7 @@ def _measured(document: Stored, critical: float, least_steps: float, least_sampl
     seen = [(batch, steps) for batch, steps in rungs if batch and steps]
     if not seen:
         return []
-    places = _places(min(batch for batch, _ in seen) / 1.5, max(batch for batch, _ in seen) * 1.5)
+    places = log_spaced(min(batch for batch, _ in seen) / 1.5, max(batch for batch, _ in seen) * 1.5)
     law = [(b, least_steps * (1 + critical / b)) for b in places]
     marks = [Mark("x", critical, f"critical batch {rough(critical)}")]
     axis = Axis("global batch", log=True, ticks=tuple(batch for batch, _ in seen))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalewise.present.charts import Axis, Mark, Series, line_chart, series_of
+from scalewise.present.charts import Axis, Mark, Series, line_chart, log_spaced, series_of
 from scalewise.present.stored import Stored, number_of
 from scalewise.present.story import Columns, Fact, Line, Meter, Section, Story, Table, kept, table_of
 from scalewise.present.words import (
@@ -18,7 +18,7 @@ from scalewise.present.words import (
     span,
 )
 
-CURVE_POINTS, MOST_ROWS, METER_WIDTH = 60, 14, 12
+MOST_ROWS, METER_WIDTH = 14, 12
 AHEAD = 1  # which of the sizes ahead the answer is about
 
 
@@ -159,8 +159,7 @@ def _law(document: Stored, sizes: list[float]) -> tuple[tuple[float, float], ...
     known = [size for size in sizes if 0 < size < 1e30]
     if not known:
         return ()
-    low, ratio = min(known), max(known) / min(known)
-    places = [low * ratio ** (place / (CURVE_POINTS - 1)) for place in range(CURVE_POINTS)]
+    places = log_spaced(min(known), max(known))
     return tuple((place, error) for place in places if (error := _error_at(document, place)) is not None)
 
 

@@ -7,10 +7,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scalewise.present.charts import Axis, Bar, Mark, Series, bars, line_chart, series_of
-from scalewise.present.stored import Stored
+from scalewise.present.stored import Stored, number_of
 from scalewise.present.stories.critical import bounded, critical_section, shown
 from scalewise.present.stories.train import ends, estimate
-from scalewise.present.story import Block, Fact, Key, Meter, Only, Section, Sparkline, Story, Table, kept
+from scalewise.present.story import (
+    Block,
+    Columns,
+    Fact,
+    Key,
+    Meter,
+    Only,
+    Section,
+    Sparkline,
+    Story,
+    Table,
+    kept,
+    table_of,
+)
 from scalewise.present.words import count, interval, listed, number, percent, rough, seconds, signed, size, span, times
 
 THROUGHPUT_LINES, LAYER_LINES = 8, 12
@@ -39,12 +52,9 @@ def measurement_story(document: Stored) -> Story:
 
 def _problems(document: Stored) -> list[str]:
     """What stands in the way of acting on it."""
-    found = []
-    if document.flag("noise_scale", "enough") is False:
-        found.append(f"noise scale: {document.text('verdict')}")
-    if document.text("missed"):
-        found.append(document.text("missed"))
-    return found
+    doubtful = document.flag("noise_scale", "enough") is False
+    found = [f"noise scale: {document.text('verdict')}" if doubtful else "", document.text("missed")]
+    return [problem for problem in found if problem]
 
 
 def answer(document: Stored) -> str:
@@ -104,7 +114,7 @@ def _beside(document: Stored) -> str:
 
 def worth(row: Stored, with_interval: bool = False) -> str:
     """Of a sample; its bound where nothing else is known of the critical batch."""
-    value, low, high = row.number("worth"), row.number("low"), row.number("high")
+    value, low, high = (row.number(name) for name in ("worth", "low", "high"))
     if value:
         return interval(value, low, high, percent) if with_interval else percent(value)
     return f"at least {percent(low)}" if low else f"at most {percent(high)}"
@@ -148,14 +158,10 @@ def noise_section(document: Stored) -> Section | None:
     kinds = {"noise_scale": document.part("plain")}
     if document.part("preconditioned").is_object:
         kinds["preconditioned"] = document.part("preconditioned")
-    rows = [
-        (
-            stage.text("name"),
-            number(stage.number("step")),
-            *(estimate(stage.part(kind)) if stage.part(kind).is_object else "" for kind in kinds),
-        )
-        for stage in stages
-    ]
+    rows = []
+    for stage in stages:
+        found = [estimate(stage.part(kind)) if stage.part(kind).is_object else "" for kind in kinds]
+        rows.append((stage.text("name"), number(stage.number("step")), *found))
     rows.append(("average", "", *map(estimate, kinds.values())))
     chosen = [*kinds][-1]
     series = series_of("noise scale", stages, "step", (chosen, "value"), ((chosen, "low"), (chosen, "high")), "both")
@@ -186,19 +192,15 @@ def efficiency_section(document: Stored) -> Section | None:
     )  # fmt: skip
     ideal = Series("ideal", tuple((workers, workers) for workers in ticks))
     second = line_chart("Fewer steps", axis, Axis("times fewer steps", log=True), [gained, ideal])
-    cells = tuple(
-        (
-            number(row.number("workers")),
-            number(row.number("global_batch")),
-            worth(row, with_interval=True),
-            times(row.number("steps")),
-            times(row.number("samples")),
-        )
-        for row in rows
-    )
+    columns: Columns[Stored] = {
+        "workers": number_of("workers"),
+        "global batch": number_of("global_batch"),
+        "worth of a sample": lambda row: worth(row, with_interval=True),
+        "steps": number_of("steps", shown=times),
+        "samples": number_of("samples", shown=times),
+    }
     own = next((place for place, row in enumerate(rows) if row.number("workers") == document.number("workers")), None)
-    columns = ("workers", "global batch", "worth of a sample", "steps", "samples")
-    table = Table(columns, cells, "More workers", own=own)
+    table = table_of(rows, columns, "More workers", own=own)
     lead = "To the same loss, as multiples of what one worker needs."
     return Section("What more workers bring", kept(first, second, table), lead) if rows else None
 
@@ -217,16 +219,12 @@ def throughput_section(document: Stored) -> Section | None:
         return None
     inferred, best = dict(inference.points), max((speed for _, speed in training.points), default=0.0) or 1.0
     cells = tuple(
-        (number(batch), rough(speed), _speed(speed / best, batch >= knee), rough(inferred.get(batch)))
+        (number(batch), rough(speed), Meter(((speed / best, 0 if batch >= knee else 4),)), rough(inferred.get(batch)))
         for batch, speed in training.points[-THROUGHPUT_LINES:]
     )
     table = Table(("worker batch", "samples/s", "", "inference"), cells, "Throughput")
     title = f"Throughput of one worker, {document.text('device')}, {count(document.number('threads'), 'thread')}"
     return Section(title, (figure, Only("terminal", table)), "Bars are the range over rounds.")
-
-
-def _speed(share: float, fast: bool) -> Meter:
-    return Meter(((share, 0 if fast else 4),))
 
 
 def memory_section(document: Stored) -> Section | None:
@@ -239,10 +237,7 @@ def memory_section(document: Stored) -> Section | None:
         return None
     starts = [math.fsum(amount for _, amount in known[:index]) for index in range(len(known))]
     total = starts[-1] + known[-1][1]
-    pieces = tuple(
-        (start / 1e6, amount / 1e6, order % 8)
-        for order, (start, (_, amount)) in enumerate(zip(starts, known, strict=True))
-    )
+    pieces = tuple((starts[order] / 1e6, amount / 1e6, order % 8) for order, (_, amount) in enumerate(known))
     peak, baseline = memory.number("measured_peak_bytes"), memory.number("baseline_bytes") or 0.0
     rows = [Bar("predicted", size(total), pieces)]
     if peak is not None:
@@ -250,12 +245,10 @@ def memory_section(document: Stored) -> Section | None:
     table = Table(("part", "bytes"), tuple((name, size(amount)) for name, amount in known), "Memory by part")
     keys = [Key(name, order % 8, "fill") for order, (name, _) in enumerate(known)]
     figure = bars("Memory by part", Axis("MB"), rows, table, keys)
-    shared = ""
-    if (memory.number("processes") or 1) > 1:
-        shared = f", for each of {count(memory.number('processes'), 'process', 'processes')}"
+    processes = count(memory.number("processes"), "process", "processes")
+    shared = f", for each of {processes}" if (memory.number("processes") or 1) > 1 else ""
     budget = f"{size(memory.number('process_bytes'))}{shared} ({memory.text('budget_source')})"
-    predicted = memory.number("predicted_peak_bytes")
-    peaks = [(predicted, "predicted"), (peak, "measured")]
+    peaks = [(memory.number("predicted_peak_bytes"), "predicted"), (peak, "measured")]
     told = [f"{size(amount + baseline)} {word}" for amount, word in peaks if amount is not None]
     named = [f"{name} {size(amount)}" for name, amount in known[1:]]
     parts_line = Only("terminal", f"{size(baseline)} before training, {', '.join(named)}")
@@ -331,19 +324,19 @@ def _rise(row: Stored) -> str:
 
 def _notes(document: Stored) -> list[str]:
     """What was done for it, and how long that took."""
+    rounds = next((row.number("rounds") for row in document.parts("training")), None)
+    flops = f"{number(document.number('flops_per_sample'))} FLOPs a sample"
     how = {
         "memory": _how_memory(document.part("memory")),
-        "throughput": _how_throughput(document),
+        "throughput": f"median of {count(rounds, 'round')}; {flops}",
         "noise": _how_noise(document),
         "verify": _how_verified(document.part("verified")),
         "landscape": f"{count(document.number('landscape', 'line', 'samples'), 'sample')}, "
         "batch norm recomputed at each point",
         "sharpness": _how_sharpness(document.parts("sharpness")),
     }
-    return [
-        ": ".join(part for part in (f"{name} {seconds(taken.number())}", how.get(name, "")) if part)
-        for name, taken in document.part("seconds").items()
-    ]
+    took = [(name, f"{name} {seconds(taken.number())}") for name, taken in document.part("seconds").items()]
+    return [f"{taken}: {how[name]}" if how.get(name) else taken for name, taken in took]
 
 
 def _how_memory(memory: Stored) -> str:
@@ -351,11 +344,6 @@ def _how_memory(memory: Stored) -> str:
     processes = memory.number("processes") or 1
     of = "a process of its own" if processes == 1 else f"{number(processes)} processes"
     return f"predicted from a trace, then {tried} really trained in {of}"
-
-
-def _how_throughput(document: Stored) -> str:
-    rounds = next((row.number("rounds") for row in document.parts("training")), None)
-    return f"median of {count(rounds, 'round')}; {number(document.number('flops_per_sample'))} FLOPs a sample"
 
 
 def _how_noise(document: Stored) -> str:
