@@ -29,21 +29,13 @@ CURVE_POINTS = 60
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows.
+    """What an axis shows."""
 
-    Arguments:
-        title: with the unit.
-        log: each step a factor.
-        share: numbers between 0 and 1, shown as percentages.
-        ticks: where to put them, instead of round numbers.
-        low, high: that it covers at least.
-    """
-
-    title: str
+    title: str  # with the unit
     log: bool = False
-    share: bool = False
-    ticks: tuple[float, ...] = ()
-    low: float | None = None
+    share: bool = False  # numbers between 0 and 1, shown as percentages
+    ticks: tuple[float, ...] = ()  # where to put them, instead of round numbers
+    low: float | None = None  # that it covers at least
     high: float | None = None
 
     def shown(self, value: float) -> str:
@@ -77,21 +69,13 @@ class Scale:
 
 @dataclass(frozen=True)
 class Series:
-    """Points that belong together.
+    """Points (x, y) that belong together, and ranges (x, low, high): an area behind a line, or bars through dots."""
 
-    Arguments:
-        name: in the legend.
-        points: (x, y).
-        band: (x, low, high), drawn as an area behind a line, or as bars through dots.
-        kind: a line, dots, or dots on a line.
-        look: which of the looks; by default the series' own number.
-    """
-
-    name: str
+    name: str  # in the legend
     points: tuple[tuple[float, float], ...]
     band: tuple[tuple[float, float, float], ...] = ()
     kind: Literal["line", "dots", "both"] = "line"
-    look: int | None = None
+    look: int | None = None  # by default the series' own number
 
 
 @dataclass(frozen=True)
@@ -134,11 +118,8 @@ def series_of(
     """One number of some records against another, as far as both are known.
 
     Arguments:
-        name: in the legend.
-        records: what is read.
         x, y: where the numbers are, y by its keys one within the other.
         band: the keys of its two ends, if it has any.
-        kind: as in `Series`.
     """
     known = [(place, one.number(*y), one) for one in records if (place := one.number(x)) is not None]
     points = tuple((place, value) for place, value, _ in known if value is not None)
@@ -168,15 +149,15 @@ def describe(title: str, x: Axis, y: Axis, series: Iterable[Series], marks: Iter
     return f"{title}, {y.title} against {x.title}. {'. '.join(lines)}."
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int) -> tuple[Series, bool]:
+def thinned(points: Sequence[tuple[float, float]], most: int) -> Series:
     """At most `most` points: means of equal shares of them, with their range as the band."""
     if len(points) <= most:
-        return Series("", tuple(points)), False
+        return Series("", tuple(points))
     edges = [round(index * len(points) / most) for index in range(most + 1)]
     groups = [points[first:last] for first, last in pairwise(edges)]
     means = tuple((group[-1][0], sum(value for _, value in group) / len(group)) for group in groups)
     band = tuple((group[-1][0], min(v for _, v in group), max(v for _, v in group)) for group in groups)
-    return Series("", means, band), True
+    return Series("", means, band)
 
 
 def _on(series: Series, x: Axis, y: Axis) -> Series:
@@ -195,8 +176,7 @@ def _scales(x: Axis, y: Axis, series: Sequence[Series], marks: Sequence[Mark]) -
 
 def _encoded(across: Scale, up: Scale) -> str:
     """What a script needs to go back from places to numbers."""
-    one = (f"{s.low:.12g} {s.high:.12g} {s.start} {s.end} {int(s.log)}" for s in (across, up))
-    return " ".join(one)
+    return " ".join(f"{s.low:.12g} {s.high:.12g} {s.start} {s.end} {int(s.log)}" for s in (across, up))
 
 
 def _grid(x: Axis, y: Axis, across: Scale, up: Scale) -> Markup:

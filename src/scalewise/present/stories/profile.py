@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scalewise.present.charts import Axis, Bar, Series, bars, line_chart, thinned
-from scalewise.present.stored import Stored
+from scalewise.present.charts import Axis, Bar, Series, bars, line_chart, series_of, thinned
+from scalewise.present.stored import Stored, number_of, text_of
 from scalewise.present.story import (
     Block,
     Cell,
+    Columns,
     Fact,
     Key,
     Lanes,
@@ -22,6 +23,7 @@ from scalewise.present.story import (
     Table,
     Tone,
     kept,
+    table_of,
 )
 from scalewise.present.words import count, number, percent, seconds, size, span
 from scalewise.runs.profile.result import COMPUTING, INPUT, MEANING, OTHER, PHASES, UPDATING
@@ -67,14 +69,11 @@ def _facts(document: Stored) -> tuple[Fact, ...]:
         speed = f"{number(document.number('samples_per_second'))} samples a second"
         found.append(Fact("a step", seconds(document.number("step_seconds")), speed))
     if document.number("workers") is not None:
-        found.append(
-            Fact("workers", f"{number(document.number('workers'))} × {number(document.number('worker_batch'))}")
-        )
+        workers = f"{number(document.number('workers'))} × {number(document.number('worker_batch'))}"
+        found.append(Fact("workers", workers))
     if document.number("processes") is not None:
-        threads = count(document.number("threads"), "thread")
-        found.append(
-            Fact("processes", number(document.number("processes")), f"{threads} each, {document.text('device')}")
-        )
+        place = f"{count(document.number('threads'), 'thread')} each, {document.text('device')}"
+        found.append(Fact("processes", number(document.number("processes")), place))
     return tuple(found)
 
 
@@ -92,13 +91,8 @@ def phases_section(document: Stored) -> Section | None:
     for phase in phases:
         worked, waited = _times(phase)
         share = percent(phase.number("share"))
-        rows.append(
-            Bar(
-                phase.text("name"),
-                f"{seconds(worked + waited)}, {share}",
-                ((0.0, 1e3 * worked, 0), (1e3 * worked, 1e3 * waited, WAITING)),
-            )
-        )
+        parts = (0.0, 1e3 * worked, 0), (1e3 * worked, 1e3 * waited, WAITING)
+        rows.append(Bar(phase.text("name"), f"{seconds(worked + waited)}, {share}", parts))
         cells.append((phase.text("name"), seconds(worked), seconds(waited), share))
     table = Table(("phase", "worked", "waited", "share"), tuple(cells), "Phases of a step")
     keys = [Key("worked", 0, "fill"), Key("waited", WAITING, "fill")]
@@ -122,11 +116,9 @@ def _phases_table(phases: Sequence[Stored]) -> Table:
         name, share = phase.text("name"), phase.number("share") or 0.0
         worked, waited = _times(phase)
         own = max(0.0, worked - (phase.number("beside_seconds") or 0.0))
-        parts = [share / longest * part / (own + waited or 1.0) for part in (own, waited)]
-        look = LOOKS.get(name, 6)
-        bar = Meter(((parts[0], look), (parts[1], look)), 10 if beside else METER_WIDTH, frozenset({1}))
-        if not waited:
-            bar = replace(bar, parts=bar.parts[:1], waited=frozenset())
+        pieces = [own, waited] if waited else [own]
+        parts = tuple((share / longest * part / (own + waited or 1.0), LOOKS.get(name, 6)) for part in pieces)
+        bar = Meter(parts, 10 if beside else METER_WIDTH, frozenset({1} if waited else ()))
         times = [_time(worked), _time(waited), *([_time(phase.number("beside_seconds"))] if beside else [])]
         texts = (*times, percent(share) if worked + waited else "")
         tone: Tone = "plain" if worked + waited else "dim"
@@ -242,34 +234,32 @@ def _lane(name: str, spans: Sequence[Stored], looks: dict[str, int], begin: floa
 
 
 def _table(spans: Sequence[Stored], begin: float) -> Table:
-    cells = []
-    for one in spans[:100]:
-        start = (one.number("start_seconds") or 0.0) - begin
-        times = (start, one.number("worked_seconds"), one.number("waited_seconds"))
-        cells.append((one.part("process").shown(), one.text("name"), *map(seconds, times)))
-    return Table(("process", "phase", "from", "worked", "waited"), tuple(cells), "Spans", frozenset({1}))
+    columns: Columns[Stored] = {
+        "process": lambda one: one.part("process").shown(),
+        "phase": text_of("name"),
+        "from": lambda one: seconds((one.number("start_seconds") or 0.0) - begin),
+        "worked": number_of("worked_seconds", shown=seconds),
+        "waited": number_of("waited_seconds", shown=seconds),
+    }
+    return table_of(spans[:100], columns, "Spans", ["phase"])
 
 
 def usage_section(document: Stored) -> Section | None:
     """How each process used its machine, in all and over time."""
-    figures = []
+    blocks: list[Block] = []
     titles = {"processor_over_time": ("Processor", "cores used", 1.0), "memory_over_time": ("Memory", "MB", 1e-6)}
     for key, (title, unit, factor) in titles.items():
         series = []
         for row in document.parts("over_time")[:MOST_LANES]:
             points = [(a, factor * b) for a, b in _points(row, key)]
-            thin, _ = thinned(points, MOST_POINTS)
-            series.append(Series(f"process {row.part('process').shown()}", thin.points))
-        figures.append(line_chart(title, Axis("seconds"), Axis(unit, low=0.0), series))
-    blocks: list[Block] = [figure for figure in figures if figure is not None]
-    table = _usage_table(document)
-    blocks += [] if table is None else [table]
+            series.append(Series(f"process {row.part('process').shown()}", thinned(points, MOST_POINTS).points))
+        blocks += kept(line_chart(title, Axis("seconds"), Axis(unit, low=0.0), series))
+    blocks += kept(_usage_table(document))
     return Section("The machine meanwhile", tuple(blocks)) if blocks else None
 
 
-def _points(row: Stored, key: str) -> list[tuple[float, float]]:
-    pairs = [(point.number("seconds"), point.number("value")) for point in row.parts(key)]
-    return [(a, b) for a, b in pairs if a is not None and b is not None]
+def _points(row: Stored, key: str) -> tuple[tuple[float, float], ...]:
+    return series_of(key, row.parts(key), "seconds", ["value"]).points
 
 
 def _usage_table(document: Stored) -> Table | None:
@@ -291,8 +281,8 @@ def _usage_table(document: Stored) -> Table | None:
 
 
 def _curve(row: Stored, key: str, look: int) -> Sparkline:
-    thin, _ = thinned(_points(row, key), CURVE_POINTS)
-    return Sparkline(tuple(value for _, value in thin.points), look=look)
+    points = thinned(_points(row, key), CURVE_POINTS).points
+    return Sparkline(tuple(value for _, value in points), look=look)
 
 
 def overhead(document: Stored) -> list[str]:

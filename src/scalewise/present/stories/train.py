@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from scalewise.present.charts import Axis, Mark, Series, line_chart, thinned
+from scalewise.present.charts import Axis, Mark, Series, line_chart, series_of, thinned
 from scalewise.present.stored import Run, Stored
 from scalewise.present.stories.doctor import findings_section
-from scalewise.present.story import Block, Cell, Fact, Figure, Section, Story, Switch, Table, kept
+from scalewise.present.story import Block, Cell, Columns, Fact, Figure, Section, Story, Switch, Table, kept, table_of
 from scalewise.present.words import (
     NOTHING,
     count,
@@ -78,12 +79,9 @@ def one_run(runs: Sequence[Run]) -> tuple[str, str]:
     """The question that a single training answers."""
     run = runs[0]
     task, workers = run.recipe.text("task"), run.recipe.number("recipe", "workers")
-    if workers == 1:
-        question = f"How well does one worker learn {task}?"
-    else:
-        question = f"How well do {number(workers)} workers learn {task}?"
+    who = "does one worker" if workers == 1 else f"do {number(workers)} workers"
     said = outcome(run)
-    return question, f"{said[:1].upper()}{said[1:]}. {_worth(run)}".strip()
+    return f"How well {who} learn {task}?", f"{said[:1].upper()}{said[1:]}. {_worth(run)}".strip()
 
 
 def several_runs(runs: Sequence[Run]) -> tuple[str, str]:
@@ -176,36 +174,36 @@ def ends(part: Stored) -> str:
 
 def estimate(part: Stored) -> str:
     """A noise scale with its interval."""
-    value, low, high = (part.number(name) for name in ("value", "low", "high"))
+    value, low, high = part.estimate()
     return f"{rough(value)} (no interval)" if value is not None and low is None else interval(value, low, high, rough)
 
 
 def runs_section(runs: Sequence[Run]) -> Section:
     """The runs beside each other."""
     name = main_metric(runs[0])
-    columns = ("run", "workers", "global batch", "peak LR", "steps", "samples", f"test {spelled(name)}", "samples/s")
-    rows = tuple(_run_row(run, name) for run in runs)
-    table = Table((*columns, "noise scale", "weights"), rows, "The runs", words=frozenset({9}))
-    return Section("Runs", (table,))
+    columns: Columns[Run] = {
+        "run": lambda run: run.name,
+        "workers": lambda run: number(run.recipe.number("recipe", "workers")),
+        "global batch": _global_batch,
+        "peak LR": lambda run: number(run.document.number("lr", "peak")),
+        "steps": lambda run: number(run.document.number("steps")),
+        "samples": lambda run: number(run.document.number("samples")),
+        f"test {spelled(name)}": lambda run: metric(name, run.document.number("test", name)),
+        "samples/s": lambda run: number(run.document.number("samples_per_second")),
+        "noise scale": _noise_scale,
+        "weights": lambda run: run.document.text("weights_sha256")[:12],
+    }
+    return Section("Runs", (table_of(runs, columns, "The runs", ["weights"]),))
 
 
-def _run_row(run: Run, name: str) -> tuple[str | Cell, ...]:
-    result, recipe = run.document, run.recipe.part("recipe")
-    workers, batch = recipe.number("workers"), recipe.number("worker_batch")
-    noise = result.part("noise_scale")
-    known = estimate(noise) if noise.is_object else NOTHING
-    return (
-        run.name,
-        number(workers),
-        number(None if workers is None or batch is None else workers * batch),
-        number(result.number("lr", "peak")),
-        number(result.number("steps")),
-        number(result.number("samples")),
-        metric(name, result.number("test", name)),
-        number(result.number("samples_per_second")),
-        known,
-        result.text("weights_sha256")[:12],
-    )
+def _global_batch(run: Run) -> str:
+    workers, batch = (run.recipe.number("recipe", name) for name in ("workers", "worker_batch"))
+    return number(None if workers is None or batch is None else workers * batch)
+
+
+def _noise_scale(run: Run) -> str:
+    noise = run.document.part("noise_scale")
+    return estimate(noise) if noise.is_object else NOTHING
 
 
 def curves_section(runs: Sequence[Run]) -> Section | None:
@@ -214,12 +212,9 @@ def curves_section(runs: Sequence[Run]) -> Section | None:
     choices = tuple((title, tuple(_curves(runs, key, title, name))) for key, title in AGAINST.items())
     if not any(figures for _, figures in choices):
         return None
-    lead = "Lines are means over neighbouring steps, the area behind them is their range." if _thin(runs) else ""
+    thin = any(len(run.of("step")) > MOST_POINTS for run in runs)
+    lead = "Lines are means over neighbouring steps, the area behind them is their range." if thin else ""
     return Section("Curves", (Switch("Curves against", choices),), lead)
-
-
-def _thin(runs: Sequence[Run]) -> bool:
-    return any(len(run.of("step")) > MOST_POINTS for run in runs)
 
 
 def _curves(runs: Sequence[Run], key: str, title: str, name: str) -> list[Figure]:
@@ -230,26 +225,18 @@ def _curves(runs: Sequence[Run], key: str, title: str, name: str) -> list[Figure
     losses = [_series(label, found, key, "loss") for label, found in steps.items()]
     charts = [line_chart("Training loss", across, Axis("loss", log=_can_be_log(losses)), losses)]
     if name != "loss":
-        share = name in SHARES
-        learned = [
-            _series(_part(run, "training", runs), epochs[run], key, "train", name, kind="both") for run in epochs
-        ]
-        checked = [
-            _series(_part(run, "validation", runs), epochs[run], key, "validation", name, kind="both") for run in epochs
-        ]
-        found = [one for one in (*learned, *checked) if one.points]
-        parts = " and ".join(
-            part for part, of in (("training", learned), ("validation", checked)) if any(o.points for o in of)
-        )
+        learned = {}
+        for part, word in (("train", "training"), ("validation", "validation")):
+            labels = {run: word if len(runs) == 1 else f"{run}, {word}" for run in epochs}
+            series = [_series(labels[run], epochs[run], key, part, name, kind="both") for run in epochs]
+            learned[word] = [one for one in series if one.points]
+        parts = " and ".join(word for word, found in learned.items() if found)
         titled = f"{spelled(name).capitalize()} by epoch, {parts} data"
-        charts.append(line_chart(titled, across, Axis(spelled(name), share=share), found))
+        axis = Axis(spelled(name), share=name in SHARES)
+        charts.append(line_chart(titled, across, axis, [*itertools.chain(*learned.values())]))
     rates = [_series(label, found, key, "lr") for label, found in steps.items()]
     charts.append(line_chart("Learning rate", across, Axis("learning rate", low=0.0), rates))
     return [*kept(*charts)]
-
-
-def _part(run: str, part: str, runs: Sequence[Run]) -> str:
-    return part if len(runs) == 1 else f"{run}, {part}"
 
 
 def _can_be_log(series: Sequence[Series]) -> bool:
@@ -259,9 +246,8 @@ def _can_be_log(series: Sequence[Series]) -> bool:
 
 def _series(label: str, records: Sequence[Stored], key: str, *names: str, kind: str = "line") -> Series:
     """One number of the records, thinned to what can be seen."""
-    pairs = [(record.number(key), record.number(*names)) for record in records]
-    points = [(a, b) for a, b in pairs if a is not None and b is not None]
-    thin, _ = thinned(points, MOST_POINTS)
+    points = series_of(label, records, key, names).points
+    thin = thinned(points, MOST_POINTS)
     return Series(label, thin.points, thin.band, "both" if kind == "both" and len(points) <= 40 else "line")
 
 
@@ -278,8 +264,7 @@ def noise_section(runs: Sequence[Run]) -> Section | None:
         "The noise scale estimates the critical batch: at a global batch of this size a sample is worth half of one in "
         "a very small batch. Where it is far below the global batch, more workers bring little."
     )
-    blocks: list[Block] = [figure] if figure is not None else []
-    return Section("Noise scale over training", tuple(blocks), lead)
+    return Section("Noise scale over training", kept(figure), lead)
 
 
 def recipe_section(run: Run, named: bool) -> Section | None:
