@@ -84,13 +84,7 @@ class TrainingView:
     """A progress bar on a terminal, a line per epoch, and the final table."""
 
     def __init__(self, quiet: bool, steps: int | None, total: float, done: float) -> None:
-        """Nothing is drawn before `live`.
-
-        Arguments:
-            quiet: draw nothing at all.
-            steps: how many there will be, if that is known.
-            total, done: progress at the end and now.
-        """
+        """Nothing is drawn before `live`; `total` and `done` are the progress at the end and now."""
         self.console = console(quiet)
         self._of = "" if steps is None else f"/{steps:,}"
         self._bar = Progress(
@@ -107,8 +101,7 @@ class TrainingView:
         self._has_header = False
         self._started: tuple[float, int] | None = None
         self._total, self._progress, self._next_line = total, done, 0.0
-        self._input_seconds = 0.0
-        self._steps = 0
+        self._input_seconds, self._steps = 0.0, 0
 
     def live(self) -> AbstractContextManager[object]:
         """The context in which the bar is on the screen."""

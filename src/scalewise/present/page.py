@@ -13,7 +13,6 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup
@@ -99,10 +98,10 @@ def stories(runs: Sequence[Run], inside: Path | None = None) -> list[Story]:
     """What the runs have to say: trainings together, every other folder for itself."""
     trained = [run for run in runs if run.kind == "train"]
     found = [training_story(trained, inside)] if trained else []
-    others = [run for run in runs if run.kind != "train"]
-    for run in others:
-        story = STORIES[run.kind](run.document)
-        found.append(replace(story, name=run.name, problems=(*run.problems, *story.problems)))
+    for run in runs:
+        if run.kind != "train":
+            story = STORIES[run.kind](run.document)
+            found.append(replace(story, name=run.name, problems=(*run.problems, *story.problems)))
     return found
 
 
@@ -110,15 +109,12 @@ def render(title: str, told: Sequence[Story], sources: str, live: str | None = N
     """The page as HTML.
 
     Arguments:
-        title: of the window.
-        told: the stories, one after another.
         sources: which folders it was made from, for the last line.
         live: where a browser learns that there is something new; None for a file.
         home: where the list of runs is, if there is one.
     """
-    return fill(
-        "page.html", title=title, stories=told, sources=sources, live=live, home=home, policy=policy(live is not None)
-    )
+    shown = {"title": title, "stories": told, "sources": sources, "live": live, "home": home}
+    return fill("page.html", **shown, policy=policy(live is not None))
 
 
 def fill(template: str, **values: Any) -> str:  # noqa: ANN401  (whatever a template shows)
@@ -133,11 +129,6 @@ def fill(template: str, **values: Any) -> str:  # noqa: ANN401  (whatever a temp
         "script": Markup(script()),
     }
     return environment.get_template(template).render(own | values)
-
-
-def query(names: Sequence[str]) -> str:
-    """Runs in an address."""
-    return urlencode([("run", name) for name in names])
 
 
 def page(folders: Sequence[Path]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from scalewise.errors import RunFolderError, UsageError
 from scalewise.present import page, stored
@@ -370,7 +370,7 @@ class Library:
 
     def _runs(self, names: tuple[str, ...], folders: list[Path]) -> str:
         runs = [stored.read_run(folder, name, self.root) for name, folder in zip(names, folders, strict=True)]
-        query = page.query(names)
+        query = urlencode([("run", name) for name in names])
         title = ", ".join(names)
         return page.render(title, page.stories(runs, self.root), title, live=f"events?{query}", home="./")
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scalewise.present.charts import LOOKS, Axis, Series, Spread, intervals, line_chart, series_of
-from scalewise.present.stored import Stored
+from scalewise.present.stored import Stored, number_of
 from scalewise.present.stories.train import DERIVED, derived_cells
-from scalewise.present.story import Block, Cell, Fact, Line, Plot, Section, Story, Table, Tone, kept
+from scalewise.present.story import Block, Cell, Columns, Fact, Line, Plot, Section, Story, Table, Tone, kept, table_of
 from scalewise.present.words import count, difference, listed, metric, number, seconds, span, spelled, spread
 from scalewise.records import SHARES
 
@@ -73,9 +73,8 @@ def answer(document: Stored, rows: Sequence[Stored], name: str, several: bool, h
         return " ".join(said)
     if len(document.parts("seeds")) < 2:
         return "One seed says nothing about noise: give --seeds 2 or more."
-    if not any(
-        row.text("name") == "single" or (row.text("name") == "naive" and row.number("workers") == 1) for row in rows
-    ):
+    names = {row.text("name") for row in rows if row.text("name") != "naive" or row.number("workers") == 1}
+    if not names & {"single", "naive"}:
         return "There is nothing to compare with: add single to --rows."
     return "There are not enough seeds yet to tell the rows apart."
 
@@ -122,25 +121,26 @@ def _spread(order: int, row: Stored, name: str, several: bool) -> Spread:
 
 def rows_table(rows: Sequence[Stored], name: str, several: bool, higher: bool, seeds: int | None = None) -> Table:
     """All rows; while they are trained, with how many of the `seeds` have ended instead of what they amount to."""
-    columns = {
-        "row": [Cell(row.text("name"), "strong") for row in rows],
-        "workers": [number(row.number("workers")) for row in rows],
-        "global batch": [number(row.number("global_batch")) for row in rows],
-        "peak LR": [number(row.number("lr")) for row in rows],
-        "steps": [number(row.number("steps")) for row in rows],
-        "samples": [number(row.number("samples")) for row in rows],
-        f"test {spelled(name)}": [_test(row, name) for row in rows],
-        "train": [metric(name, row.number("train", "mean")) for row in rows],
-        "samples/s": [number(row.number("samples_per_second")) for row in rows],
-        f"against single{', in points' if name in SHARES else ''}": [_against(row, name, higher) for row in rows],
-        "seeds done": [f"{len(row.parts('seeds')) + len(row.parts('failed'))}/{seeds}" for row in rows],
-    }
-    against, done = [*columns][-2:]
     compared = seeds is None and any(row.number("difference", "mean") is not None for row in rows)
-    shown = {"workers": several, against: compared, done: seeds is not None}
-    columns = {name: cells for name, cells in columns.items() if shown.get(name, True)}
-    cells = tuple(zip(*columns.values(), strict=True))
-    return Table(tuple(columns), cells, "All rows", spare=SPARE, legend=LEGEND if compared else "")
+    points = ", in points" if name in SHARES else ""
+    columns: Columns[Stored] = {
+        "row": lambda row: Cell(row.text("name"), "strong"),
+        "workers": number_of("workers") if several else None,
+        "global batch": number_of("global_batch"),
+        "peak LR": number_of("lr"),
+        "steps": number_of("steps"),
+        "samples": number_of("samples"),
+        f"test {spelled(name)}": lambda row: _test(row, name),
+        "train": lambda row: metric(name, row.number("train", "mean")),
+        "samples/s": number_of("samples_per_second"),
+        f"against single{points}": (lambda row: _against(row, name, higher)) if compared else None,
+        "seeds done": None if seeds is None else lambda row: f"{_ended(row)}/{seeds}",
+    }
+    return table_of(rows, columns, "All rows", spare=SPARE, legend=LEGEND if compared else "")
+
+
+def _ended(row: Stored) -> int:
+    return len(row.parts("seeds")) + len(row.parts("failed"))
 
 
 def _test(row: Stored, name: str) -> Cell:
@@ -181,12 +181,11 @@ def learning_section(document: Stored, name: str) -> Section | None:
     """Every row's metric by epoch, averaged over seeds."""
     axes = Axis("epoch"), Axis(spelled(name), share=name in SHARES)
     rows = document.parts("curves")
-    figures = kept(
-        *(
-            line_chart(f"{word} {spelled(name)} by epoch", *axes, [_curve(row, part) for row in rows])
-            for part, word in (("train", "Training"), ("validation", "Validation"))
-        )
-    )
+    charts = [
+        line_chart(f"{word} {spelled(name)} by epoch", *axes, [_curve(row, part) for row in rows])
+        for part, word in (("train", "Training"), ("validation", "Validation"))
+    ]
+    figures = kept(*charts)
     return Section("Curves", figures, "Means over seeds.") if figures else None
 
 

@@ -42,18 +42,14 @@ def findings_section(runs: Sequence[Run], inside: Path | None) -> Section | None
     single = next((run for run in runs if run.recipe.number("recipe", "workers") == 1), None)
     blocks: list[Block] = []
     for run in runs:
-        reference = single if single is not None and run is not single and _same_task(run, single) else None
-        blocks += _of_run(run, reference, inside, named=len(runs) > 1)
+        same_task = single is not None and run.recipe.text("task") == single.recipe.text("task")
+        reference = single if same_task and run is not single else None
+        blocks += _of_run(run, reference, inside, f"{run.name}: " if len(runs) > 1 else "")
     lead = "" if single is None or len(runs) == 1 else f"Other runs are compared with {single.name}, of one worker."
     return Section("What the doctor says", tuple(blocks), lead) if blocks else None
 
 
-def _same_task(run: Run, single: Run) -> bool:
-    return run.recipe.text("task") == single.recipe.text("task")
-
-
-def _of_run(run: Run, reference: Run | None, inside: Path | None, named: bool) -> list[Block]:
-    prefix = f"{run.name}: " if named else ""
+def _of_run(run: Run, reference: Run | None, inside: Path | None, prefix: str) -> list[Block]:
     found = _diagnosis(run, reference, inside)
     if found is None:
         return [f"{prefix}the records could not be diagnosed."] if run.records else []
