@@ -9,8 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.flags import Json, Quiet
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, asking, options, show, whole_numbers
+from scalewise.cli.flags import OUTPUT, PLACEMENT, Json, Quiet
+from scalewise.cli.inputs import asking, options, show, whole_numbers
 from scalewise.engine.placement import DeviceName
 from scalewise.present.stories.bench import benching_story
 from scalewise.runs.measure.memory import parse_bytes
@@ -41,7 +41,7 @@ def devices(
         from scalewise.runs.bench.devices import devices as measure
 
         report = measure(quick=quick, out=out, notify=view.notify)
-    show(benching_story, report, report.run, view.console, json)
+    show(benching_story, report.to_json(), report.run, view.console, json)
     return 0
 
 
@@ -90,5 +90,5 @@ def collectives(
             asked["sizes"] = sorted({parse_bytes(word, "--sizes") for word in sizes.split(",")})
         report = measure(**asked, source=shlex.join(["scalewise", *sys.argv[1:]]), notify=view.notify)
     profile = out if out is not None and out.suffix == ".json" else f"{report.run}/link.json"
-    show(benching_story, report, report.run, view.console, json, [f"link profile {profile}"])
+    show(benching_story, report.to_json(), report.run, view.console, json, [f"link profile {profile}"])
     return 0

@@ -8,8 +8,21 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.flags import DataFolder, Device, Json, Loaders, Quiet, Reduce, Settings, ShardOptimizer, TaskName
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, asking, options, recipe_flags, show, whole_numbers
+from scalewise.cli.flags import (
+    OUTPUT,
+    PLACEMENT,
+    DataFolder,
+    Device,
+    Json,
+    Loaders,
+    Quiet,
+    Reduce,
+    Settings,
+    ShardOptimizer,
+    TaskName,
+    recipe_flags,
+)
+from scalewise.cli.inputs import asking, options, show, whole_numbers
 from scalewise.present.stories.bench import benching_story
 
 DERIVED_HERE = ("workers", "threads", "epochs", "steps", "schedule", "lr_rule", "warmup_epochs", "patience", "target")
@@ -73,7 +86,7 @@ def scaling(
         from scalewise.runs.bench.scaling import scaling as measure
 
         report = measure(task, **asked, notify=view.notify)
-    show(benching_story, report, report.run, view.console, json)
+    show(benching_story, report.to_json(), report.run, view.console, json)
     return 0
 
 
@@ -116,5 +129,5 @@ def parallelism(
 
         report = measure(task, **asked, notify=view.notify)
     if report is not None:
-        show(benching_story, report, report.run, view.console, json)
+        show(benching_story, report.to_json(), report.run, view.console, json)
     return 0

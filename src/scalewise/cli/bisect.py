@@ -51,5 +51,5 @@ def bisect(
 
     with contextlib.redirect_stdout(sys.stderr):
         found = find(left, right, task=task, data=data, device=device, recompute=recompute, notify=notify)
-    show(bisect_story, found, None, console, json)
+    show(bisect_story, found.to_json(), None, console, json)
     return 0

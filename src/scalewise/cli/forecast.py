@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings
-from scalewise.cli.inputs import OUTPUT, asking, options, recipe_flags, show
+from scalewise.cli.flags import OUTPUT, DataFolder, Device, Json, Quiet, Settings, recipe_flags
+from scalewise.cli.inputs import asking, options, show
 from scalewise.errors import TargetMissed
 from scalewise.present.stories import forecast as stories
 from scalewise.runs.request import request_from
@@ -67,7 +67,7 @@ def forecast(
     request = request_from(ForecastRequest, source, asked)
     with asking(quiet, source, data) as view:
         found = answer(request, view.notify)
-    document = show(stories.forecasting_story, found, found.folder, view.console, json)
+    document = show(stories.forecasting_story, found.to_json(), found.folder, view.console, json)
     if found.outlook.unreachable:
         raise TargetMissed(stories.answer(document))
     return 0

@@ -1,74 +1,23 @@
-"""What commands that train have in common: the recipe as flags, and what must be there before they start."""
+"""What commands have in common: what must be there before they start, and how they show what they found."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
+import json as to_json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args
+from typing import Any
 
-from cyclopts import Group, Parameter
 from rich.console import Console
 
+from scalewise.cli.flags import given_fields
 from scalewise.errors import UsageError
 from scalewise.present import terminal
 from scalewise.present.live import DownloadView, StatusView
 from scalewise.present.stored import Stored
 from scalewise.present.story import Story
-from scalewise.recipe import Recipe
 from scalewise.records import finite
-
-if TYPE_CHECKING:
-    from cyclopts import Token
-    from pydantic.fields import FieldInfo
-
-
-RECIPE = Group("Recipe (how it is learned; part of the result)", sort_key=1)
-PLACEMENT = Group("Placement (where it runs; never changes an exact result)", sort_key=2)
-OUTPUT = Group("Output", sort_key=3)
-
-
-def recipe_flags(module: str, without: Collection[str] = ()) -> type:
-    """A dataclass with every recipe field as an optional flag: the recipe is the one list of them.
-
-    Arguments:
-        module: the module of the command, in which the flags' types are looked up.
-        without: fields that the command gives a meaning of its own.
-    """
-    columns = [
-        (
-            name,
-            Annotated[field.annotation | None, _flag(field)],  # type: ignore[operator]
-            dataclasses.field(default=None),
-        )
-        for name, field in Recipe.model_fields.items()
-        if name not in without
-    ]
-    return dataclasses.make_dataclass("RecipeFlags", columns, frozen=True, namespace={"__module__": module})
-
-
-def _flag(field: FieldInfo) -> Parameter:
-    whole = field.annotation is int or int in get_args(field.annotation)
-    return Parameter(help=field.description, group=RECIPE, converter=_whole_number if whole else None)
-
-
-def _whole_number(kind: object, tokens: Sequence[Token]) -> int | None:
-    """Not 2 for 2.5, as the converter to int would have it."""
-    text = tokens[0].value
-    if text.lower() in ("none", "null"):
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"must be a whole number, got {text}") from None
-
-
-def given_fields(flags: object) -> dict[str, Any]:
-    """The recipe fields that were given as flags."""
-    return {name: value for name, value in vars(flags).items() if value is not None}
 
 
 def whole_numbers(text: str, flag: str) -> list[int]:
@@ -79,11 +28,6 @@ def whole_numbers(text: str, flag: str) -> list[int]:
         raise UsageError(
             f"{flag} must be whole numbers with commas, got {text!r}; write for example {flag} 2,4"
         ) from None
-
-
-def print_document(document: dict[str, Any]) -> None:
-    """Print a result as one JSON document on stdout, also where stdout is redirected for what a task prints."""
-    print(json.dumps(finite(document), indent=2), file=sys.__stdout__, flush=True)
 
 
 def download(task_spec: str, data: Path | None, quiet: bool) -> None:
@@ -119,30 +63,22 @@ def asking(quiet: bool, task: str = "", data: Path | None = None) -> Iterator[St
             yield view
 
 
-class Answer(Protocol):
-    """What `runs` answers with."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of --json."""
-
-
 def show(
     story_of: Callable[[Stored], Story],
-    found: Answer,
+    document: dict[str, Any],
     folder: Path | None,
     console: Console,
     json: bool,
     notes: Iterable[str] = (),
 ) -> Stored:
-    """Draw an answer, leave its page in the folder, and print the JSON document where asked for; returns that."""
-    document = found.to_json()
+    """Draw an answer, leave its page in the folder, and print the JSON document where asked for; returns it."""
     if folder is not None:
         leave_page(folder, console)
     terminal.show(console, story_of(Stored(document)))
     for line in [*notes, *([] if folder is None else [f"folder {folder}"])]:
         console.print(line, style="dim", markup=False)
     if json:
-        print_document(document)
+        print(to_json.dumps(finite(document), indent=2), file=sys.__stdout__, flush=True)  # not redirected
     return Stored(document)
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from scalewise.cli.flags import DataFolder, Json, Quiet, Settings, TaskName
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, asking, options, recipe_flags, show
+from scalewise.cli.flags import OUTPUT, PLACEMENT, DataFolder, Json, Quiet, Settings, TaskName, recipe_flags
+from scalewise.cli.inputs import asking, options, show
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import TargetMissed
 from scalewise.plan.jobs import System
@@ -102,7 +102,7 @@ def plan(
     with asking(quiet, task, data) as view:
         found = answer(request, view.notify)
     wrote = [f"wrote {file}" for file in found.job_files]
-    document = show(planning_story, found, found.folder, view.console, json, wrote)
+    document = show(planning_story, found.to_json(), found.folder, view.console, json, wrote)
     if found.plan.choice.row is None:
         raise TargetMissed(refusal(document))
     return 0

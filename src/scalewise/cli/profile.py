@@ -9,8 +9,21 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.flags import DataFolder, Device, Json, Loaders, Quiet, Reduce, Settings, ShardOptimizer, TaskName
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, options, recipe_flags, show
+from scalewise.cli.flags import (
+    OUTPUT,
+    PLACEMENT,
+    DataFolder,
+    Device,
+    Json,
+    Loaders,
+    Quiet,
+    Reduce,
+    Settings,
+    ShardOptimizer,
+    TaskName,
+    recipe_flags,
+)
+from scalewise.cli.inputs import download, options, show
 from scalewise.present import terminal
 from scalewise.present.stories.profile import profiling_story
 
@@ -76,5 +89,5 @@ def profile(
         outcome = measure(task, **asked, notify=notify)
         if outcome is not None:  # the first process of a job draws
             hint = f"open {TRACE_FILE} in ui.perfetto.dev"
-            show(profiling_story, outcome, outcome.run, view, json, [hint])
+            show(profiling_story, outcome.to_json(), outcome.run, view, json, [hint])
     return 0

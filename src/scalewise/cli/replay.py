@@ -47,5 +47,5 @@ def replay(
         found = compute(run, step=step, task=task, data=data, device=device, notify=console.print)
     for problem in found.problems:
         console.print(problem, style="yellow", markup=False)
-    show(replay_story, found, None, console, json)
+    show(replay_story, found.to_json(), None, console, json)
     return 1 if found.matches is False else 0

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, leave_page, recipe_flags
-from scalewise.engine.placement import CHECK_REPLICAS, DeviceName, DiskFull, ParallelName, Placement, ReduceName
+from scalewise.cli.flags import OUTPUT, PLACEMENT, Device, Quiet, Reduce, Settings, TaskName, given_fields, recipe_flags
+from scalewise.cli.inputs import download, leave_page
+from scalewise.engine.placement import CHECK_REPLICAS, DiskFull, ParallelName, Placement
 from scalewise.extras import check as check_extra
 from scalewise.present import live, terminal
 from scalewise.recipe import RecipeMode
@@ -29,11 +30,11 @@ STOP_SECONDS = 25.0  # from a signal to the end, within the 30 that torch's agen
 
 
 def train(
-    task: str,
+    task: TaskName,
     /,
     *,
     flags: Annotated[RecipeFlags, Parameter(name="*")] = RecipeFlags(),  # type: ignore[valid-type]  # noqa: B008
-    set: Annotated[list[str] | None, Parameter(negative=())] = None,
+    set: Settings = None,
     recipe: str = "auto",
     epochs_fixed: Annotated[bool, Parameter(negative=())] = False,
     data: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
@@ -41,8 +42,8 @@ def train(
     min_processes: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
     max_restarts: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
     hang_timeout: Annotated[float, Parameter(group=PLACEMENT)] = HANG_SECONDS,
-    device: Annotated[DeviceName, Parameter(group=PLACEMENT)] = "auto",
-    reduce: Annotated[ReduceName, Parameter(group=PLACEMENT)] = "ordered",
+    device: Device = "auto",
+    reduce: Reduce = "ordered",
     parallel: Annotated[ParallelName, Parameter(group=PLACEMENT)] = "data",
     shard_optimizer: Annotated[bool, Parameter(group=PLACEMENT, negative=())] = False,
     noise: Annotated[bool, Parameter(group=PLACEMENT)] = True,
@@ -54,7 +55,7 @@ def train(
     on_disk_full: Annotated[DiskFull, Parameter(group=OUTPUT)] = "stop",
     track: Annotated[list[TrackerName] | None, Parameter(group=OUTPUT, negative=())] = None,
     json: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
-    quiet: Annotated[bool, Parameter(group=OUTPUT, negative=())] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Train a task with any number of workers.
 
@@ -63,8 +64,6 @@ def train(
     scalewise train my_task.py --set width=64 --workers 4 --resume auto
 
     Arguments:
-        task: A built-in name, path/to/file.py (its task() function), or package.module:function.
-        set: name=value for the task's function; may be repeated.
         recipe: auto derives what was not given, with several workers; plain changes nothing else; or a JSON file.
         epochs_fixed: Keep auto to the number of samples of a single worker, at the price of accuracy.
         data: Folder of the task's data files, searched before $SCALEWISE_DATA and the usual caches; for downloads.
@@ -72,8 +71,6 @@ def train(
         min_processes: Minimum number of processes to continue with if one cannot be restarted; by default all.
         max_restarts: How often processes are restarted from the newest state when one dies; by default 3 with several.
         hang_timeout: Seconds without any progress after which a process counts as dead; 0 waits for ever.
-        device: Kind of device.
-        reduce: How gradients are summed: ordered and server are exact, allreduce is the backend's own.
         parallel: What a process has: data (the model), fsdp (a part of each tensor), pipeline (some layers) or tensor.
         shard_optimizer: Each process updates, and keeps optimizer state for, its part of the parameters.
         noise: Measure the noise scale.
@@ -85,7 +82,6 @@ def train(
         on_disk_full: When a checkpoint does not fit on the disk: stop, to resume later, or continue without it.
         track: Also report every number of the run to a tracker, in the run's folder and offline; may be repeated.
         json: Print the result as one JSON document on stdout.
-        quiet: Draw nothing.
     """
     placement = Placement(device, reduce, parallel, shard_optimizer, noise, loaders, check_replicas)
     for name in track or ():
