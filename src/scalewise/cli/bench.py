@@ -9,8 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.flags import OUTPUT, PLACEMENT, Json, Quiet
-from scalewise.cli.inputs import asking, options, show, whole_numbers
+from scalewise.cli.flags import Json, Quiet
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, asking, options, show, whole_numbers
 from scalewise.engine.placement import DeviceName
 from scalewise.present.stories.bench import benching_story
 from scalewise.runs.measure.memory import parse_bytes

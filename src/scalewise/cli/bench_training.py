@@ -8,21 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.flags import (
-    OUTPUT,
-    PLACEMENT,
-    DataFolder,
-    Device,
-    Json,
-    Loaders,
-    Quiet,
-    Reduce,
-    Settings,
-    ShardOptimizer,
-    TaskName,
-    recipe_flags,
-)
-from scalewise.cli.inputs import asking, options, show, whole_numbers
+from scalewise.cli.flags import DataFolder, Device, Json, Loaders, Quiet, Reduce, Settings, ShardOptimizer, TaskName
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, asking, options, recipe_flags, show, whole_numbers
 from scalewise.present.stories.bench import benching_story
 
 DERIVED_HERE = ("workers", "threads", "epochs", "steps", "schedule", "lr_rule", "warmup_epochs", "patience", "target")

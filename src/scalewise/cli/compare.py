@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.flags import OUTPUT, PLACEMENT, DataFolder, Device, Json, Quiet, Settings, TaskName, recipe_flags
-from scalewise.cli.inputs import download, leave_page, options, show
+from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings, TaskName
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, leave_page, options, recipe_flags, show
 from scalewise.present.live_compare import CompareView
 from scalewise.present.stories.compare import comparison_story
 from scalewise.runs.request import request_from

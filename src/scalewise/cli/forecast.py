@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.flags import OUTPUT, DataFolder, Device, Json, Quiet, Settings, recipe_flags
-from scalewise.cli.inputs import asking, options, show
+from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings
+from scalewise.cli.inputs import OUTPUT, asking, options, recipe_flags, show
 from scalewise.errors import TargetMissed
 from scalewise.present.stories import forecast as stories
 from scalewise.runs.request import request_from

@@ -1,23 +1,74 @@
-"""What commands have in common: what must be there before they start, and how they show what they found."""
+"""What commands that train have in common: the recipe as flags, and what must be there before they start."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json as to_json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
+from cyclopts import Group, Parameter
 from rich.console import Console
 
-from scalewise.cli.flags import given_fields
 from scalewise.errors import UsageError
 from scalewise.present import terminal
 from scalewise.present.live import DownloadView, StatusView
 from scalewise.present.stored import Stored
 from scalewise.present.story import Story
+from scalewise.recipe import Recipe
 from scalewise.records import finite
+
+if TYPE_CHECKING:
+    from cyclopts import Token
+    from pydantic.fields import FieldInfo
+
+
+RECIPE = Group("Recipe (how it is learned; part of the result)", sort_key=1)
+PLACEMENT = Group("Placement (where it runs; never changes an exact result)", sort_key=2)
+OUTPUT = Group("Output", sort_key=3)
+
+
+def recipe_flags(module: str, without: Collection[str] = ()) -> type:
+    """A dataclass with every recipe field as an optional flag: the recipe is the one list of them.
+
+    Arguments:
+        module: the module of the command, in which the flags' types are looked up.
+        without: fields that the command gives a meaning of its own.
+    """
+    columns = [
+        (
+            name,
+            Annotated[field.annotation | None, _flag(field)],  # type: ignore[operator]
+            dataclasses.field(default=None),
+        )
+        for name, field in Recipe.model_fields.items()
+        if name not in without
+    ]
+    return dataclasses.make_dataclass("RecipeFlags", columns, frozen=True, namespace={"__module__": module})
+
+
+def _flag(field: FieldInfo) -> Parameter:
+    whole = field.annotation is int or int in get_args(field.annotation)
+    return Parameter(help=field.description, group=RECIPE, converter=_whole_number if whole else None)
+
+
+def _whole_number(kind: object, tokens: Sequence[Token]) -> int | None:
+    """Not 2 for 2.5, as the converter to int would have it."""
+    text = tokens[0].value
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"must be a whole number, got {text}") from None
+
+
+def given_fields(flags: object) -> dict[str, Any]:
+    """The recipe fields that were given as flags."""
+    return {name: value for name, value in vars(flags).items() if value is not None}
 
 
 def whole_numbers(text: str, flag: str) -> list[int]:

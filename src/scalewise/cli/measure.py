@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.flags import OUTPUT, PLACEMENT, DataFolder, Device, Json, Quiet, Settings, TaskName, recipe_flags
-from scalewise.cli.inputs import asking, options, show
+from scalewise.cli.flags import DataFolder, Device, Json, Quiet, Settings, TaskName
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, asking, options, recipe_flags, show
 from scalewise.errors import TargetMissed, TooLittleMemory
 from scalewise.present.stories.measure import measurement_story
 from scalewise.runs.measure.request import MeasureRequest, Part, Verify

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from scalewise.cli.flags import OUTPUT, PLACEMENT, DataFolder, Json, Quiet, Settings, TaskName, recipe_flags
-from scalewise.cli.inputs import asking, options, show
+from scalewise.cli.flags import DataFolder, Json, Quiet, Settings, TaskName
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, asking, options, recipe_flags, show
 from scalewise.engine.placement import DeviceName
 from scalewise.errors import TargetMissed
 from scalewise.plan.jobs import System

@@ -9,21 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.flags import (
-    OUTPUT,
-    PLACEMENT,
-    DataFolder,
-    Device,
-    Json,
-    Loaders,
-    Quiet,
-    Reduce,
-    Settings,
-    ShardOptimizer,
-    TaskName,
-    recipe_flags,
-)
-from scalewise.cli.inputs import download, options, show
+from scalewise.cli.flags import DataFolder, Device, Json, Loaders, Quiet, Reduce, Settings, ShardOptimizer, TaskName
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, options, recipe_flags, show
 from scalewise.present import terminal
 from scalewise.present.stories.profile import profiling_story
 

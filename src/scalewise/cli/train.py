@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from scalewise.cli.flags import OUTPUT, PLACEMENT, Device, Quiet, Reduce, Settings, TaskName, given_fields, recipe_flags
-from scalewise.cli.inputs import download, leave_page
+from scalewise.cli.flags import Device, Quiet, Reduce, Settings, ShardOptimizer, TaskName
+from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, leave_page, recipe_flags
 from scalewise.engine.placement import CHECK_REPLICAS, DiskFull, ParallelName, Placement
 from scalewise.extras import check as check_extra
 from scalewise.present import live, terminal
@@ -45,7 +45,7 @@ def train(
     device: Device = "auto",
     reduce: Reduce = "ordered",
     parallel: Annotated[ParallelName, Parameter(group=PLACEMENT)] = "data",
-    shard_optimizer: Annotated[bool, Parameter(group=PLACEMENT, negative=())] = False,
+    shard_optimizer: ShardOptimizer = False,
     noise: Annotated[bool, Parameter(group=PLACEMENT)] = True,
     loaders: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
     check_replicas: Annotated[int, Parameter(group=PLACEMENT)] = CHECK_REPLICAS,
@@ -72,7 +72,6 @@ def train(
         max_restarts: How often processes are restarted from the newest state when one dies; by default 3 with several.
         hang_timeout: Seconds without any progress after which a process counts as dead; 0 waits for ever.
         parallel: What a process has: data (the model), fsdp (a part of each tensor), pipeline (some layers) or tensor.
-        shard_optimizer: Each process updates, and keeps optimizer state for, its part of the parameters.
         noise: Measure the noise scale.
         loaders: Loader processes per process, for data that are not in memory; by default cores ÷ processes, at most 8.
         check_replicas: Compare the processes' weights every N steps, to detect silent faults; 0 at checkpoints only.

@@ -103,7 +103,8 @@ def line_chart(
     legend = [(one, look) for one, look in zip(drawn, looks, strict=True) if one.points]
     keys = tuple(Key(one.name, look % LOOKS, "dots" if one.kind == "dots" else "line") for one, look in legend)
     described = describe(title, x, y, drawn, marks)
-    body = frame(Markup("").join(parts), described, scales=_encoded(across, up))
+    scales = (f"{s.low:.12g} {s.high:.12g} {s.start} {s.end} {int(s.log)}" for s in (across, up))
+    body = frame(Markup("").join(parts), described, scales=" ".join(scales))  # for the page's script
     return Figure(title, body, described, _table(title, x, y, drawn), keys, note)
 
 
@@ -172,11 +173,6 @@ def _scales(x: Axis, y: Axis, series: Sequence[Series], marks: Sequence[Mark]) -
     up = [value for one in series for _, value in one.points] + [m.value for m in marks if m.axis == "y"]
     up += [end for one in series for _, low, high in one.band for end in (low, high)]
     return fitted(across, x, LEFT, WIDTH - RIGHT), fitted(up, y, HEIGHT - BOTTOM, TOP, room=0.04)
-
-
-def _encoded(across: Scale, up: Scale) -> str:
-    """What a script needs to go back from places to numbers."""
-    return " ".join(f"{s.low:.12g} {s.high:.12g} {s.start} {s.end} {int(s.log)}" for s in (across, up))
 
 
 def _grid(x: Axis, y: Axis, across: Scale, up: Scale) -> Markup:

@@ -282,13 +282,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def changed(path: Path) -> float:
     """When a run's files were last written."""
-    times = [0.0]
-    for name in (*DOCUMENTS, *TRAIN_FILES):
-        try:
-            times.append((path / name).lstat().st_mtime)
-        except OSError:
-            continue
-    return max(times)
+    return max((time for _, time, _ in fingerprint(path)), default=0) / 1e9
 
 
 def fingerprint(path: Path) -> tuple[tuple[str, int, int], ...]:

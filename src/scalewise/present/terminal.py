@@ -138,17 +138,12 @@ def block_view(block: Shown, width: int) -> RenderableType | None:
         grid = table_view(block, width)
         return Group(grid, Text(block.legend, style="dim")) if block.legend else grid
     if isinstance(block, Figure):
-        return figure_view(block, width)
+        if isinstance(block.plot, Lanes):
+            return lanes_view(block.plot, width)
+        return None if block.plot is None else plot_view(block.plot)
     if isinstance(block, Command):
         return Text(block.text, style="cyan", overflow="fold")
     return finding_view(block) if isinstance(block, Finding) else None
-
-
-def figure_view(figure: Figure, width: int) -> Text | None:
-    """What a terminal shows of a figure, if anything."""
-    if isinstance(figure.plot, Lanes):
-        return lanes_view(figure.plot, width)
-    return None if figure.plot is None else plot_view(figure.plot)
 
 
 def _is_compact(section: Section) -> bool:

@@ -42,7 +42,7 @@ def planning_story(document: Stored) -> Story:
     chosen = recommended(document, rows)
     sections = [
         rows_section(document, rows, chosen),
-        command_section(document),
+        Section("Run it", (Command(document.text("command")),)) if document.text("command") else None,
         charts_section(rows, chosen),
         planner_section(document, rows, chosen),
     ]
@@ -174,11 +174,6 @@ def _recommended(cell: Value) -> Value:
 
 def _efficiency(value: float | None) -> str:
     return "< 1 %" if value is not None and 0 < value < 0.01 else percent(value)
-
-
-def command_section(document: Stored) -> Section | None:
-    """How the recommended row is started."""
-    return Section("Run it", (Command(document.text("command")),)) if document.text("command") else None
 
 
 def _legend(document: Stored, rows: Sequence[Stored], chosen: Stored | None) -> str:

@@ -147,16 +147,14 @@ def layers_section(document: Stored) -> Section | None:
         times = [row.number(name) or 0.0 for name in ("forward_seconds", "backward_seconds")]
         kind = "" if row.text("kind") == "loss" else row.text("kind")[:LONGEST_NAME]
         bar = Meter(((times[0] / longest, 0), (times[1] / longest, 4)), METER_WIDTH)
-        rows.append((_tail(row.text("name")), Cell(kind, "dim"), *map(_time, times), percent(row.number("share")), bar))
+        name = row.text("name")
+        name = name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
+        rows.append((name, Cell(kind, "dim"), *map(_time, times), percent(row.number("share")), bar))
     rest = sum(row.number("share") or 0.0 for row in layers) - sum(row.number("share") or 0.0 for row in shown)
     more = len(layers) - len(shown)
     legend = f"And {number(more)} more, {percent(rest)} together." if more else ""
     columns = ("layer", "kind", "forward", "backward", "share", "")
     return Section("Layer by layer", (Table(columns, tuple(rows), "Layers", frozenset({1}), legend=legend),))
-
-
-def _tail(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
 
 
 def timeline_section(document: Stored) -> Section | None:
