@@ -191,7 +191,7 @@ def test_a_folder_that_is_no_run(arguments, plain, tmp_path, scalewise):
 def test_a_damaged_run_is_named(plain, tmp_path, scalewise):
     (tmp_path / "recipe.json").write_text((plain / "recipe.json").read_text())
     for line, said in (
-        ('{"kind": "step", "step": 1}', "must hold the files of a run"),
+        ('{"kind": "step", "step": 1}', "holds damaged files of a run"),
         ('{"kind": "step"}', "line 1 must"),
     ):
         (tmp_path / "metrics.jsonl").write_text(f"{line}\n{line}\n")

@@ -500,7 +500,7 @@ def test_a_file_of_something_else_is_named(tmp_path, scalewise):
     (tmp_path / "w" / "process-0.jsonl").write_text('{"kind": "nothing"}\n')
     outcome = scalewise("doctor", "w")
     assert outcome.code == 2
-    assert "must hold what sw.watch writes" in outcome.stderr
+    assert "is not a file that sw.watch wrote" in outcome.stderr
     assert "Traceback" not in outcome.stderr
 
 
