@@ -23,6 +23,7 @@ from scalewise.doctor.evidence import Finding
 from scalewise.doctor.observations import Watched, WatchedProcess, WatchedStep, pack, read_folder, unpack
 from scalewise.doctor.processes import overlapping_shards
 from scalewise.doctor.runs import from_watched, read_run, square
+from scalewise.watch import gradients
 from scalewise.watch.watcher import Watcher
 
 JOB = Path(__file__).parent / "jobs" / "watched.py"
@@ -363,7 +364,7 @@ def test_what_a_second_pass_would_do_again_is_not_done(tmp_path, name):
 
 
 def test_what_a_second_pass_moves_unseen_is_put_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalewise.watch.gradients.what_notices", lambda output, search_tensors: None)
+    monkeypatch.setattr(gradients, "what_notices", lambda output, search_tensors: None)
     for name in ("checkpoint", "checkpoint, other random numbers", "reentrant checkpoint", "own function"):
         plain, watched = trained_inside(name, None)[0], trained_inside(name, tmp_path / name)[0]
         assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
