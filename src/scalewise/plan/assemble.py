@@ -129,7 +129,7 @@ def assemble(
     )
     seen = _seen(recipe, known, None if unreachable else target)
     curve = next((run.curve for run in reversed(_singles(known, recipe)) if run.curve), ())
-    notes = (f"critical batch {_shown(ranges)} by {evidence.source(critical)}", *_notes(known, hardware, largest))
+    notes = (f"critical batch {_shown(critical)} by {evidence.source(critical)}", *_notes(known, hardware, largest))
     return Assembled(inputs, critical, notes, unreachable, curve, seen)
 
 
@@ -262,9 +262,10 @@ def _largest(facts: TaskFacts, known: Known, memory_bytes: int | None) -> int | 
 
 
 def _shown(critical: CriticalBatch) -> str:
-    """With its 80 % interval."""
-    value, high = ("unbounded" if end is None else f"{end:,.0f}" for end in (critical.value, critical.high))
-    return f"{value} ({critical.low or 0.0:,.0f} to {high})"
+    """With its 95 % interval, in the three digits that `measure` shows."""
+    ends = [critical.value, critical.low or 0.0, critical.high]
+    value, low, high = ("unbounded" if end is None else f"{float(f'{end:.3g}'):,.10g}" for end in ends)
+    return f"{value} (95 %: {low} to {high})"
 
 
 @dataclass(frozen=True)

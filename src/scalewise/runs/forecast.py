@@ -390,6 +390,6 @@ def _error(test: dict[str, float], task: Task) -> float:
     if task.metric != "accuracy":
         raise TaskError(
             f"a learning curve needs an error, got metric {task.metric}, of which more is better; give the task "
-            f"metric='accuracy' or metric='loss' with higher_is_better=False"
+            f"higher_is_better=False if less of it is better, or metric='accuracy' or 'loss'"
         )
     return 1 - value

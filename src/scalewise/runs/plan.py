@@ -27,6 +27,7 @@ from scalewise.records import finite, save_document, write_atomically
 from scalewise.runs.compare.rows import chosen_workers
 from scalewise.runs.measure.memory import parse_bytes
 from scalewise.runs.request import (
+    PYTHON,
     Begun,
     Notice,
     Notify,
@@ -319,8 +320,10 @@ def _job(request: PlanRequest, subject: Subject, planned: Plan) -> Job | None:
     )
 
 
-def _command(request: PlanRequest, job: Job) -> str:
-    """The line to type: with a process for each device of a cluster, or as train itself fills this machine."""
+def _command(request: PlanRequest, job: Job) -> str | None:
+    """The line to type, with a process for each device of a cluster; None for a task that no command can load."""
+    if job.arguments[1].startswith(PYTHON):
+        return None
     on_cluster = request.link is not None or job.node_devices > 1
     return command(job) if on_cluster else shlex.join(["scalewise", *job.arguments])
 

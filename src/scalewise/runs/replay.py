@@ -226,7 +226,8 @@ def _advance(training: Training, records: Iterator[Record], step: int) -> Step |
     while training.progress.step < step:
         record = next(records, None)
         if record is None or record.kind == "result":
-            raise UsageError(f"the run ended after step {training.progress.step}, got --step {step}; choose one before")
+            last = training.progress.step
+            raise UsageError(f"the run ended after step {last}; choose --step 1 to {last}")
         if isinstance(record, Step) and record.step == step:
             return record
     return None

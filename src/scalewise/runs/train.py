@@ -47,6 +47,7 @@ from scalewise.recipe import Derived, Recipe, RecipeMode
 from scalewise.records import Result
 from scalewise.runs.request import HANG_SECONDS, Notice, Notify, compiles, load_subject, resumed_folder, silent
 from scalewise.runs.run import OnRecord, Run, ignore
+from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task
 
 SAVE_SECONDS = 20.0  # for the processes that are left to save an emergency checkpoint
@@ -93,7 +94,7 @@ class Request:
 
 
 def fit(
-    task: Task,
+    task: str | Task,
     recipe: Recipe | None = None,
     placement: Placement | None = None,
     *,
@@ -122,7 +123,7 @@ def fit(
     that trains several runs gives each its `folder`.
 
     Arguments:
-        task: what is learned.
+        task: what is learned; or its name or file, as the command takes it.
         recipe: how. With mode `auto`, fields that were not set come from the task's own recipe or are derived.
         placement: where; by default whatever device is available.
         folder: the run folder, new or empty unless resumed; by default runs/<task>-<time>.
@@ -135,7 +136,7 @@ def fit(
         notify: called with lines about the run; by default those that deserve attention become warnings.
     """
     request = Request(
-        task=task,
+        task=load_task(task) if isinstance(task, str) else task,
         base=recipe if mode == "plain" else None,
         given={} if recipe is None else {name: getattr(recipe, name) for name in recipe.model_fields_set},
         mode=mode,
