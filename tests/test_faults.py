@@ -96,10 +96,10 @@ DYING = """
     import os
     from pathlib import Path
     import scalewise as sw
-    from scalewise.engine.store import checkpoint
+    from scalewise.engine.store import shards
 
     def task(bn: bool = False) -> sw.Task:
-        write = checkpoint.save_file
+        write = shards.save_file
 
         def die_once(tensors, path, *more):
             write(tensors, path, *more)
@@ -107,7 +107,7 @@ DYING = """
                 Path("once").touch()
                 os.kill(os.getpid(), 9)
 
-        checkpoint.save_file = die_once
+        shards.save_file = die_once
         return sw.load_task("digits", [f"bn={bn}"])
 """
 

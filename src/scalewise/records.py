@@ -253,7 +253,7 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)  # of a process that had this number, or a link put there to be followed
     try:
-        with temporary.open("x", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8", errors="replace") as file:  # JSON may hold halves of characters
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -24,6 +24,7 @@ TABLE_ROWS = 24
 LABEL_LETTER, LABEL_LINE = 7.0, 15  # width of a letter of a label, and height of a line of them
 LOOKS = 10  # colours, dashes and shapes of the style sheet
 TICKS = 5
+SMALLEST = 1e-200  # on a logarithmic axis: its margin below must not become 0
 CURVE_POINTS = 60
 
 
@@ -293,7 +294,7 @@ def _value(axis: Axis, value: float | None) -> str:
 def fitted(values: Iterable[float], axis: Axis, start: float, end: float, room: float = 0.0) -> Scale:
     """A scale that holds all values, with so much room beyond them, but not beyond a bound of the axis itself."""
     wanted = [*values, *(one for one in (axis.low, axis.high) if one is not None)]
-    known = [value for value in wanted if not axis.log or value > 0] or [1.0]
+    known = [value for value in wanted if not axis.log or value > SMALLEST] or [1.0]
     low, high = min(known), max(known)
     if low == high:
         low, high = (low / 2, high * 2) if axis.log else (low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2)

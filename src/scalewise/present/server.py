@@ -362,7 +362,7 @@ class Library:
         folders = [self.folder(name) for name in names]
         key = names, self.version(names)
         if key not in self._pages:
-            self._pages[key] = (self._runs(names, folders) if names else self._list()).encode()
+            self._pages[key] = (self._runs(names, folders) if names else self._list()).encode(errors="replace")
             while len(self._pages) > KEPT_PAGES:
                 self._pages.popitem(last=False)
         self._pages.move_to_end(key)

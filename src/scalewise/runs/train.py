@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch.distributed as dist
 
@@ -42,7 +42,7 @@ from scalewise.engine.store.folder import (
     read_recipe,
 )
 from scalewise.engine.store.lock import holding
-from scalewise.errors import Failed, PlacementError, RecipeError, ScalewiseError
+from scalewise.errors import Failed, PlacementError, RecipeError, ScalewiseError, UsageError
 from scalewise.recipe import Derived, Recipe, RecipeMode
 from scalewise.records import Result
 from scalewise.runs.request import HANG_SECONDS, Notice, Notify, compiles, load_subject, resumed_folder, silent
@@ -87,6 +87,12 @@ class Request:
     stop_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("mode", self.mode, get_args(RecipeMode)),
+            ("on_disk_full", self.on_disk_full, get_args(DiskFull)),
+        ):
+            if value not in choices:
+                raise UsageError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         if self.checkpoint_steps is not None and self.checkpoint_steps < 1:
             raise RecipeError(
                 f"checkpoint_steps must be at least 1, got {self.checkpoint_steps}; change --checkpoint-steps"

@@ -28,6 +28,7 @@ from scalewise.files import first_problem, read_bytes, read_json
 from scalewise.recipe import Derived, Pilot, Recipe, differing_fields
 from scalewise.records import write_atomically
 
+NAME_BYTES = 255  # of a file or folder, on every usual file system
 UNNAMED = "none"  # torchrun's name for a job that was given none
 _STAMP = re.compile(r"-(\d{8}-\d{6})(?:-(\d{1,9}))?", re.ASCII)
 
@@ -87,6 +88,8 @@ _RUN_RECIPE = TypeAdapter(RunRecipe)
 def check_folder(out: Path | None) -> None:
     """Refuse a place for a new run that is in use or cannot be written."""
     place = out or Path("runs")
+    if len(os.fsencode(place.name)) > NAME_BYTES:
+        raise RunFolderError(f"--out needs a name of at most {NAME_BYTES} bytes, got {len(place.name)}; shorten it")
     if out is not None and out.exists() and (not out.is_dir() or any(_visible(out))):
         raise RunFolderError(
             f"--out {out} must be a new or empty folder, found one in use; choose another, or --resume {out}"
