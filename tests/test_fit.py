@@ -115,3 +115,24 @@ def test_killed_and_resumed_by_two_processes_of_a_job(tmp_path, torchrun):
     steps = [int(line.split()[1]) for line in lines if line.startswith("step")]  # by the first process alone
     assert steps == [*range(steps[0], 41)]
     assert 6 <= steps[0] <= 9
+
+
+def test_a_task_may_be_named(tmp_path):
+    recipe = sw.Recipe(workers=2, worker_batch=8, steps=3, threads=1)
+    named = sw.fit("linear", recipe, CPU, folder=tmp_path / "named")
+    assert named.weights_sha256 == sw.fit(sw.load_task("linear"), recipe, CPU, folder=tmp_path / "own").weights_sha256
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"mode": "foo"}, "mode must be one of auto, plain, got 'foo'"),
+        ({"on_disk_full": "Stop"}, "on_disk_full must be one of stop, continue, got 'Stop'"),
+        ({"folder": "a" * 300}, "a name of at most 255 bytes, got 300"),
+    ],
+)
+def test_wrong_choices_are_refused(tmp_path, monkeypatch, wrong, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(sw.ScalewiseError, match=said):
+        sw.fit("linear", RECIPE, CPU, **({"folder": "run"} | wrong))
+    assert not any(tmp_path.iterdir())

@@ -301,6 +301,18 @@ def test_stored_values_are_what_they_are_asked_for_or_nothing():
     assert stored.parts("a", "b") == []
 
 
+def test_half_characters_and_subnormal_numbers_make_a_page(tmp_path):
+    shutil.copytree(FOLDERS / "trained", tmp_path / "half")
+    recipe = tmp_path / "half" / "recipe.json"
+    recipe.write_text(recipe.read_text().replace('"linear"', '"lin\\ud800ear"'))
+    shutil.copytree(FOLDERS / "measure", tmp_path / "small")
+    measured = json.loads((tmp_path / "small" / "measure.json").read_text())
+    measured["training"][0]["low"] = 1e-320
+    (tmp_path / "small" / "measure.json").write_text(json.dumps(measured))
+    page.write([tmp_path / "half", tmp_path / "small"], tmp_path / "page.html")
+    assert "lin?ear" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def test_scales_go_from_numbers_to_places():
     assert Scale(0, 10, 100, 200)(2.5) == 125
     assert Scale(1, 100, 0, 2, log=True)(10) == pytest.approx(1)
