@@ -261,7 +261,7 @@ def test_the_report_has_an_average_and_stages(report):
         (found.preconditioned, [stage.preconditioned.value for stage in found.stages[1:]]),
     ):
         assert average.value == pytest.approx(np.average(values, weights=[30, 60, 54, 24]))
-    assert found.verdict == "enough"
+    assert found.used.verdict == "enough"
     assert found.estimate.low < found.estimate.value < found.estimate.high < 2 * found.estimate.low
 
 
@@ -317,7 +317,7 @@ def test_data_without_noise_is_named():
     same = tuple(part[:1].expand(64, *part.shape[1:]) for part in task.train)
     found = measure_noise(sw.Task(model=task.model, train=same, test=task.test, loss=task.loss),
                           sw.Recipe(worker_batch=8, steps=4, threads=1), device="cpu")  # fmt: skip
-    assert found.verdict == "no noise: every sample's gradient agrees"
+    assert found.used.verdict == "no noise: every sample's gradient agrees"
     assert found.estimate.value is None
 
 
@@ -341,7 +341,7 @@ def test_a_stage_without_a_gradient_is_left_out_of_the_average():
     assert "start" in found.averaged
     assert "end" not in found.averaged
     assert found.estimate.value is not None
-    assert found.verdict == "enough"
+    assert found.used.verdict == "enough"
 
 
 def test_what_is_not_enough_is_told_in_samples_not_in_steps_of_the_training(monkeypatch):
@@ -356,7 +356,7 @@ def test_what_is_not_enough_is_told_in_samples_not_in_steps_of_the_training(monk
     assert re.fullmatch(
         r"not enough: it would take (about [\d,]+|far) more samples at each point; go by the lower end, or train to "
         r"see \(--verify sweep\)",
-        found.verdict,
+        found.used.verdict,
     )
     assert "steps" not in found.stages[-1].estimate.verdict
     assert max(stage.samples for stage in found.stages) == 4 * 1024  # it has looked as long as that may help

@@ -548,7 +548,7 @@ def both_commands(scalewise_here, recorded):
     ("flags", "method"),
     [
         (("--steps", "60"), "noise scale"),
-        (("--steps", "60", "--optimizer", "momentum", "--verify", "sweep", "--target", "1.2"), "sweep"),
+        (("--steps", "60", "--optimizer", "momentum", "--verify", "sweep", "--target", "2.0"), "sweep"),
         (("--epochs", "1.6", "--verify", "branch", "--seeds", "1"), "branch"),
     ],
 )

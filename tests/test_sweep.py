@@ -92,7 +92,7 @@ def test_the_rate_is_found_between_and_beyond_those_tried():
         found |= {rate: tried(rate) for rate in rates.next_rates(found)}
         assert len(found) == 6
         assert rates.chosen(found) == pytest.approx(0.3, rel=0.05)
-        assert not rates.at_end(found, rates.chosen(found))
+        assert min(found) < rates.chosen(found) < max(found)  # one beyond would not be better
 
 
 def test_a_rate_at_the_edge_of_what_is_stable_is_not_chosen():
@@ -103,7 +103,6 @@ def test_a_rate_at_the_edge_of_what_is_stable_is_not_chosen():
     assert rates.fastest(found) == 0.4
     assert 0.25 < rates.chosen(found) < 0.4
     assert rates.chosen({0.1: rates.judged([None], 50)}) is None
-    assert rates.at_end({0.1: found[0.1], 0.2: found[0.2]}, 0.2)
 
 
 def test_larger_global_batches_are_more_workers_of_the_same_batch():

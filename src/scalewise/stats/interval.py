@@ -21,14 +21,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import bdtr, stdtr, stdtrit
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 LEVEL = 0.95
 BLOCK_STEPS = 8
@@ -64,7 +61,7 @@ class Interval(Generic[Number]):
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
-def as_json(record: DataclassInstance) -> dict[str, Any]:
+def as_json(record: Any) -> dict[str, Any]:  # noqa: ANN401  (any dataclass)
     """A dataclass as its JSON object, in which intervals are value and ends."""
     return asdict(record, dict_factory=lambda pairs: {name: value for name, value in pairs if name != "level"})
 
