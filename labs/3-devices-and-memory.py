@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from scalewise import labs
 from scalewise.runs.bench.devices import break_even
-from scalewise.runs.bench.operations import OPERATIONS, missing, places
+from scalewise.runs.bench.workloads import OPERATIONS, missing, places
 from scalewise.stats.interval import Interval
 from scalewise.stats.timing import Cost, fit
 from scalewise.tasks.digits import cnn, load

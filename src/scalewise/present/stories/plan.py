@@ -158,7 +158,7 @@ def rows_section(document: Stored, rows: Sequence[Stored], chosen: Stored | None
         "80 % interval": lambda row: seconds_span(*row.ranged("seconds")[1:]),
         "cost": number_of("cost", shown=money) if any(row.number("cost") is not None for row in rows) else None,
         spelled(name): number_of("accuracy", shown=lambda value: metric(name, value)),
-        "efficient": number_of("efficiency", shown=_efficiency),
+        "efficient": number_of("efficiency", shown=_efficiency_words),
         "limited by": text_of("limit"),
     }
     own = next((place for place, row in enumerate(rows) if row is chosen), None)
@@ -172,7 +172,7 @@ def _recommended(cell: Value) -> Value:
     return Cell(cell, "good") if isinstance(cell, str) else cell
 
 
-def _efficiency(value: float | None) -> str:
+def _efficiency_words(value: float | None) -> str:
     return "< 1 %" if value is not None and 0 < value < 0.01 else percent(value)
 
 
