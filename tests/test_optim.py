@@ -20,6 +20,7 @@ from conftest import together
 from scalewise.engine.update.optimizer import ELEMENT_WISE
 from scalewise.errors import RecipeError
 from scalewise.optim import OPTIMIZERS, layerwise, native
+from scalewise.optim.muon import orthogonal
 from scalewise.optim.rules import local_rate, local_rates, norm, trust_ratio, trust_ratios
 from scalewise.recipe import Recipe
 
@@ -543,21 +544,50 @@ def test_sparse_gradients_are_refused():
         sw.optim.LAMB(embedding.parameters()).step()
 
 
-def test_muon_takes_matrices_and_leaves_the_rest_to_adamw():
-    problem = Problem("muon").run(3)
-    torch.manual_seed(3)
+def test_muon_takes_matrices_and_leaves_vectors_to_adamw():
+    """torch's own Muon iterates in bfloat16: it shows in the one of ten directions without a gradient (softmax)."""
+    found = dict(Problem("muon").run(1).model.named_parameters())
     twin = Problem("momentum")
+    start = {name: value.detach().clone() for name, value in twin.model.named_parameters()}
     matrices = [parameter for parameter in twin.model.parameters() if parameter.ndim == 2]
-    rest = [parameter for parameter in twin.model.parameters() if parameter.ndim != 2]
-    two = [
-        torch.optim.Muon(matrices, lr=0.05, momentum=0.9, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=0.05, weight_decay=0.01),
-    ]
-    for _ in range(3):
-        twin.loss()
-        for optimizer in two:
+    vectors = [parameter for parameter in twin.model.parameters() if parameter.ndim == 1]
+    twin.loss()
+    torch.optim.Muon(matrices, lr=0.05, momentum=0.9, weight_decay=0.01, adjust_lr_fn="match_rms_adamw").step()
+    torch.optim.AdamW(vectors, lr=0.05, weight_decay=0.01).step()
+    for name, wanted in twin.model.named_parameters():
+        if wanted.ndim == 1:
+            assert torch.equal(found[name], wanted), name
+        elif wanted.ndim == 2:
+            assert (found[name] - wanted).norm() <= 0.2 * (wanted - start[name]).norm(), name
+
+
+def test_muon_moves_every_direction_by_about_the_same_length():
+    matrix = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
+    left, values, right = torch.linalg.svd(orthogonal(matrix), full_matrices=False)
+    assert 0.65 < float(values.min()) <= float(values.max()) < 1.25
+    wanted_left, _, wanted_right = torch.linalg.svd(matrix, full_matrices=False)
+    assert torch.allclose(orthogonal(matrix.T), orthogonal(matrix).T, atol=1e-5)
+    nearest, found = wanted_left @ wanted_right, left @ right
+    assert (found - nearest).norm() < 0.01 * nearest.norm()
+
+
+def test_muon_treats_a_kernel_as_the_matrix_from_inputs_to_outputs():
+    torch.manual_seed(0)
+    kernel, momentum, lr, decay = nn.Conv2d(3, 8, 3, bias=False), 0.9, 0.1, 0.5
+    matrix = nn.Linear(27, 8, bias=False)
+    matrix.weight.data = kernel.weight.detach().flatten(1).clone()
+    by_hand, buffer = matrix.weight.detach().clone(), torch.zeros(8, 27)
+    both = [sw.optim.Muon(layer.parameters(), lr, momentum, weight_decay=decay) for layer in (kernel, matrix)]
+    for step in range(2):
+        gradient = torch.randn(8, 27, generator=torch.Generator().manual_seed(step))
+        kernel.weight.grad, matrix.weight.grad = gradient.view(8, 3, 3, 3), gradient.clone()
+        for optimizer in both:
             optimizer.step()
-    assert torch.equal(problem.weights(), twin.weights())
+        buffer = momentum * buffer + (1 - momentum) * gradient
+        update = orthogonal((1 - momentum) * gradient + momentum * buffer)
+        by_hand = (1 - lr * decay) * by_hand - lr * 0.2 * 27**0.5 * update
+    assert torch.equal(kernel.weight.flatten(1), matrix.weight)
+    assert torch.allclose(matrix.weight, by_hand, atol=1e-6)
 
 
 def test_muon_takes_named_parameters_and_refuses_other_rules():

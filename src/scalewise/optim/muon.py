@@ -1,26 +1,49 @@
-"""Muon for matrices and AdamW for the rest, behind one optimizer."""
+"""Muon for matrices and convolution kernels, AdamW for the rest, behind one optimizer."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from scalewise.optim.rules import refuse_half
 
 RULE = "rule"  # the option of a parameter group that says who updates it
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of the quintic iteration (Jordan et al. 2024)
+ITERATIONS = 5
+ADAMW_SIZE = 0.2  # root mean square of an AdamW update, relative to its rate (Liu et al. 2025)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """About the orthogonal matrix nearest to `matrix`: U·Vᵀ of its singular value decomposition U·S·Vᵀ.
+
+    Five Newton–Schulz iterations X ← aX + (bXXᵀ + c(XXᵀ)²)X, which bring singular values to between 0.7 and 1.2.
+
+    >>> orthogonal(torch.diag(torch.tensor([4.0, -1.0]))).diag().sign().tolist()
+    [1.0, -1.0]
+    """
+    linear, cubic, quintic = NEWTON_SCHULZ
+    tall = matrix.size(0) > matrix.size(1)
+    found = matrix.T if tall else matrix
+    found = found / found.norm().clamp(min=1e-7)
+    for _ in range(ITERATIONS):
+        square = found @ found.T
+        found = linear * found + (cubic * square + quintic * square @ square) @ found
+    return found.T if tall else found
 
 
 class Muon(Optimizer):
-    """torch.optim.Muon (Jordan et al. 2024) for the 2-D weights, torch.optim.AdamW for everything else.
+    """Muon (Jordan et al. 2024) for matrices and convolution kernels, AdamW for everything else.
 
-    Muon turns a matrix's momentum into the nearest orthogonal matrix. Its step is scaled to have about the size of an
-    AdamW step (Liu et al. 2025), so one learning rate serves both.
+    Muon turns the momentum of a matrix into the nearest orthogonal matrix: every direction moves by the same length.
+    A convolution kernel is the matrix from all inputs of a position to its outputs. The step is scaled to the size of
+    an AdamW step (Liu et al. 2025), so one learning rate serves both.
 
     >>> layer = torch.nn.Linear(4, 2)
     >>> optimizer = Muon(layer.parameters(), lr=1e-3)
@@ -28,10 +51,9 @@ class Muon(Optimizer):
     ['muon', 'adamw']
 
     Arguments:
-        parameters: as for any torch optimizer. Each group becomes two: its matrices, and the rest. Convolution kernels
-            have more than two dimensions and belong to the rest. A group may choose `rule="adamw"` for its matrices
-            too, as is usual for embeddings and the last layer.
-        momentum: of Muon.
+        parameters: as for any torch optimizer. Each group becomes two: matrices and kernels, and the rest. A group may
+            choose `rule="adamw"` for its matrices too, as is usual for embeddings.
+        momentum: of Muon, as Nesterov's.
         betas, eps: of AdamW.
         weight_decay: of both, decoupled.
     """
@@ -48,13 +70,7 @@ class Muon(Optimizer):
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {momentum}; 0.95 is usual")
         options = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        self._inner = _inner(options)
         super().__init__(parameters, options)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over a state; the two optimizers hold nothing of their own."""
-        super().__setstate__(state)
-        self._inner = _inner(self.defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the matrices of a group to Muon and the rest to AdamW."""
@@ -67,10 +83,10 @@ class Muon(Optimizer):
         for parameter in parameters:
             tensor = parameter[1] if isinstance(parameter, tuple) else parameter  # as named_parameters() gives them
             refuse_half("Muon", tensor)
-            parts[chosen if tensor.ndim == 2 else "adamw"].append(parameter)
+            parts[chosen if tensor.ndim >= 2 else "adamw"].append(parameter)
         for rule, members in parts.items():
             if members:
-                super().add_param_group(self._inner[rule].defaults | param_group | {"params": members, RULE: rule})
+                super().add_param_group(param_group | {"params": members, RULE: rule})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -78,37 +94,60 @@ class Muon(Optimizer):
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for group in self.param_groups:
-            inner = self._inner[group[RULE]]
-            whole = [value for value in group["params"] if group[RULE] == "adamw" or not hasattr(value, "to_local")]
-            inner.param_groups, inner.state = [group | {"params": whole}], self.state
-            inner.step()
-            for parameter in group["params"]:
-                if group[RULE] == "muon" and hasattr(parameter, "to_local") and parameter.grad is not None:
-                    self._update_sharded(group, parameter)
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group[RULE] == "adamw":
+                self._update_others(group, parameters)
+                continue
+            for parameter in parameters:
+                self._update_matrix(group, parameter)
         return loss
 
-    def _update_sharded(self, group: dict[str, Any], parameter: Any) -> None:  # noqa: ANN401  (a DTensor)
-        """Muon on a copy of the whole matrix, alike on every process; each takes over what it holds of it."""
-        from torch.distributed.tensor import distribute_tensor
-
-        state = self.state[parameter]
+    def _update_matrix(self, group: dict[str, Any], weight: Tensor) -> None:
+        """v ← μ·v + (1 − μ)·g; w ← (1 − lr·λ)·w − lr·0.2·√max(rows, columns)·orthogonal((1 − μ)·g + μ·v)."""
+        state = self.state[weight]
         if not state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        matrix, buffer = parameter.full_tensor(), state["momentum_buffer"].full_tensor()
-        matrix.grad = parameter.grad.full_tensor()
-        inner = self._inner["muon"]
-        inner.param_groups, inner.state = [group | {"params": [matrix]}], defaultdict(dict)
-        inner.state[matrix]["momentum_buffer"] = buffer
-        inner.step()
-        for mine, full in ((parameter, matrix), (state["momentum_buffer"], buffer)):
-            mine.copy_(distribute_tensor(full, mine.device_mesh, mine.placements, src_data_rank=None))
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        assert weight.grad is not None
+        buffer, momentum = state["momentum_buffer"], group["momentum"]
+        buffer.lerp_(weight.grad, 1 - momentum)
+        update = _whole(weight.grad.lerp(buffer, momentum)).flatten(1)
+        length = group["lr"] * ADAMW_SIZE * math.sqrt(max(update.shape))
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        weight.sub_(_part(orthogonal(update).view_as(weight) * length, weight))
+
+    def _update_others(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        for weight in weights:
+            if not self.state[weight]:
+                moments = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+                self.state[weight] = {"step": torch.tensor(0.0), **moments}
+        states = [self.state[weight] for weight in weights]
+        adamw(
+            weights,
+            [weight.grad for weight in weights if weight.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
 
 
-def _inner(options: dict[str, Any]) -> dict[str, Optimizer]:
-    """Who updates what; they get their parameters and state before each step."""
-    nothing = [torch.empty(0, 0)]
-    lr, decay, momentum = options["lr"], options["weight_decay"], options["momentum"]
-    return {
-        "muon": torch.optim.Muon(nothing, lr, decay, momentum, adjust_lr_fn="match_rms_adamw"),
-        "adamw": torch.optim.AdamW(nothing, lr, options["betas"], options["eps"], decay),
-    }
+def _whole(tensor: Any) -> Tensor:  # noqa: ANN401  (a DTensor is no Tensor to the type checker)
+    """All of a tensor that is split over processes (FSDP2), alike on every one of them."""
+    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found
+
+
+def _part(whole: Tensor, like: Any) -> Tensor:  # noqa: ANN401
+    """What a process holds of a whole tensor that is split as `like` is."""
+    if not hasattr(like, "full_tensor"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
