@@ -241,13 +241,30 @@ class Derived:
 
 
 @dataclass(frozen=True)
-class Pilot:
-    """What auto measured before step 0, and what that took: it counts in the result."""
+class Trial:
+    """A candidate of auto's race: a short training, and its loss on held-out data."""
 
-    noise_scale: float | None  # samples; None where it could not be separated from infinity
+    name: str
+    lr: float
     steps: int
     samples: int
     seconds: float
+    loss: float | None  # None where it diverged
+
+
+@dataclass(frozen=True)
+class Search:
+    """What auto trained before step 0, beside the run's own steps: the trials of its race, or a pilot."""
+
+    steps: int
+    samples: int
+    seconds: float
+    noise_scale: float | None = None  # samples, of the pilot; None where it could not be separated from infinity
+    trials: tuple[Trial, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `search` of the result."""
+        return {"steps": self.steps, "samples": self.samples, "seconds": self.seconds}
 
 
 def resolve(
@@ -256,7 +273,7 @@ def resolve(
     mode: RecipeMode | None,
     cores: int,
     samples: int | None = None,
-    pilot: Pilot | None = None,
+    pilot: Search | None = None,
 ) -> tuple[Recipe, list[Derived]]:
     """Complete a recipe: the task's own, then what was given, then what follows from it.
 
@@ -292,13 +309,13 @@ def resolve(
     return recipe, derived
 
 
-def adapts(recipe: Recipe, epochs_fixed: bool) -> bool:
-    """Whether auto follows the measured noise with AdaScale, which may take more samples than the budget."""
+def adapts(recipe: Recipe) -> bool:
+    """Whether auto chooses optimizer, rate and number of steps; with any of rule, growth or steps given it does not."""
     given = "lr_rule" in recipe.model_fields_set or recipe.schedule == "growth"
-    return recipe.workers > 1 and recipe.steps is None and not given and not epochs_fixed
+    return recipe.workers > 1 and recipe.steps is None and not given
 
 
-def _gain_reason(recipe: Recipe, pilot: Pilot) -> str:
+def _gain_reason(recipe: Recipe, pilot: Search) -> str:
     power = "the root of the gain" if recipe.optimizer in ADAPTIVE else "the gain"
     return (
         f"a step of {recipe.workers} workers is worth {_gain(recipe, pilot):.1f} steps of one as training begins "
@@ -306,7 +323,7 @@ def _gain_reason(recipe: Recipe, pilot: Pilot) -> str:
     )
 
 
-def _needed_samples(recipe: Recipe, samples: int, pilot: Pilot) -> Derived:
+def _needed_samples(recipe: Recipe, samples: int, pilot: Search) -> Derived:
     """How many samples training takes if the gain stays that of the pilot, and how many if the noise grows."""
     single = recipe.epochs * samples
     needed, least = (
@@ -328,7 +345,7 @@ def _needed_samples(recipe: Recipe, samples: int, pilot: Pilot) -> Derived:
     return Derived("samples", needed, reason)
 
 
-def _gain(recipe: Recipe, pilot: Pilot, growth: float = 1) -> float:
+def _gain(recipe: Recipe, pilot: Search, growth: float = 1) -> float:
     """AdaScale's gain at `growth` times the pilot's noise scale B: (B ÷ b + 1) ÷ (B ÷ (N·b) + 1)."""
     if pilot.noise_scale is None:
         return float(recipe.workers)
@@ -336,7 +353,7 @@ def _gain(recipe: Recipe, pilot: Pilot, growth: float = 1) -> float:
     return (ratio + 1) / (ratio / recipe.workers + 1)
 
 
-def _shown(pilot: Pilot) -> str:
+def _shown(pilot: Search) -> str:
     return "not separated from infinity" if pilot.noise_scale is None else f"{pilot.noise_scale:,.0f} samples"
 
 

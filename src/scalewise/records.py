@@ -103,6 +103,7 @@ class Result:
     weights_sha256: str
     noise_scale: dict[str, float | bool | None] | None
     derived: list[dict[str, Any]] = field(default_factory=list)
+    search: dict[str, Any] | None = None  # steps, samples and seconds that auto took before step 0
     best_sha256: str | None = None
     target_reached: bool | None = None
 

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from scalewise.cli.flags import Device, Quiet, Reduce, Settings, ShardOptimizer, TaskName
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, leave_page, recipe_flags
+from scalewise.engine.candidates import DEFAULT_CANDIDATES
 from scalewise.engine.placement import CHECK_REPLICAS, DiskFull, ParallelName, Placement
 from scalewise.extras import check as check_extra
 from scalewise.present import live, terminal
@@ -37,6 +38,8 @@ def train(
     set: Settings = None,
     recipe: str = "auto",
     epochs_fixed: Annotated[bool, Parameter(negative=())] = False,
+    search: float | None = None,
+    candidates: str = ",".join(DEFAULT_CANDIDATES),
     data: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
     processes: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
     min_processes: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
@@ -66,6 +69,8 @@ def train(
     Arguments:
         recipe: auto derives what was not given, with several workers; plain changes nothing else; or a JSON file.
         epochs_fixed: Keep auto to the number of samples of a single worker, at the price of accuracy.
+        search: Steps of auto's race as a share of one worker's, 0.03 by default; 0 follows the noise with AdaScale.
+        candidates: Optimizers that auto races, separated by commas; own is the task's.
         data: Folder of the task's data files, searched before $SCALEWISE_DATA and the usual caches; for downloads.
         processes: Operating-system processes, 1 to workers; by default as many as fill the machine.
         min_processes: Minimum number of processes to continue with if one cannot be restarted; by default all.
@@ -86,6 +91,7 @@ def train(
     for name in track or ():
         check_extra(name)
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task prints: stdout is for the JSON document
+        from scalewise.engine.auto import Auto
         from scalewise.engine.processes.fork_server import preloaded
         from scalewise.runs.train import Request, launched
         from scalewise.tasks.load import load_task
@@ -95,7 +101,8 @@ def train(
         with preloaded(several) as fork_server:
             base = None if recipe in ("auto", "plain") else Path(recipe)
             mode: RecipeMode = "auto" if recipe == "auto" else "plain"
-            how = base, given_fields(flags), mode, epochs_fixed, placement
+            auto = Auto(epochs_fixed, search, [name.strip() for name in candidates.split(",")])
+            how = base, given_fields(flags), mode, auto, placement
             stored = out, resume, checkpoint_steps, on_disk_full
             request = Request(load_task(task, set or [], data), *how, *stored, hang_timeout, STOP_SECONDS)
             say = _printer(terminal.console(quiet))

@@ -37,7 +37,7 @@ from scalewise.engine.processes.heartbeat import HEARTBEAT
 from scalewise.engine.processes.memory import has_room_to_keep, keep_freed_memory, return_freed_memory
 from scalewise.engine.sums import replicas
 from scalewise.errors import NonFiniteLoss, Place, TaskError
-from scalewise.recipe import Derived, Pilot, Recipe, resolve
+from scalewise.recipe import Derived, Recipe, Search, resolve
 from scalewise.records import Epoch, Record, Result, Step
 from scalewise.stats.noise_scale import NoiseScale
 from scalewise.tasks.task import Task
@@ -83,7 +83,7 @@ class Training:
         derived: list[Derived] | None = None,
         pause_every: int | None = None,
         hold_out: bool = False,
-        pilot: Pilot | None = None,
+        search: Search | None = None,
         alone: bool = False,
     ) -> None:
         """Nothing happens before `with`.
@@ -94,13 +94,13 @@ class Training:
             pause_every: steps after which all numbers are read, so that the caller may take a snapshot.
             hold_out: keep a tenth of the training data out for validation where the task has none, although nothing in
                 the recipe asks for it.
-            pilot: what was trained before step 0 to derive the recipe, which counts in the result.
+            search: what was trained before step 0 to derive the recipe, passed on to the result.
             alone: train on this process by itself, also inside a job of several.
         """
         self.recipe, threads = resolve(recipe, {}, "plain", available_cores())
         self.derived = (derived or []) + threads
         self.task, self.placement, self.pause_every, self.hold_out = task, placement, pause_every, hold_out
-        self.pilot, self._alone = pilot, alone
+        self.search, self._alone = search, alone
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         self.final: dict[str, Tensor] = {}  # once training has ended: the model to use, with its right statistics
@@ -371,7 +371,6 @@ class Training:
         with self.strategy.whole() as model, self._right_statistics(model):
             self.final = {name: tensor.clone() for name, tensor in model.tensors().items()}
         test = self._evaluate(self.test, "test")
-        spent = self.pilot or Pilot(None, 0, 0, 0.0)
         measured = self.placement.noise and recipe.workers * recipe.micro_batches * self.cuts.most_parts > 1
         assert recipe.threads is not None
         return Result(
@@ -382,20 +381,21 @@ class Training:
             threads=recipe.threads,
             worker_batch=recipe.worker_batch,
             global_batch=recipe.global_batch,
-            steps=progress.step + spent.steps,
-            epochs=(self.seen + spent.samples) / len(self.samples),
-            samples=self.seen + spent.samples,
+            steps=progress.step,
+            epochs=self.seen / len(self.samples),
+            samples=self.seen,
             optimizer=recipe.optimizer,
             lr={"base": recipe.lr, "peak": self.pace.peak(progress)},
             train=progress.train,
             validation=progress.validation,
             test=test,
-            seconds=time.perf_counter() - began + spent.seconds,
+            seconds=time.perf_counter() - began,
             samples_per_second=self._samples_per_second(),
             exact=progress.exact,
             weights_sha256=weights_sha256,
             noise_scale=self.noise.estimate().to_json() if measured else None,
             derived=[value.to_json() for value in self.derived],
+            search=None if self.search is None else self.search.to_json(),
             best_sha256=best_sha256,
             target_reached=reached if recipe.target is not None else None,
         )

@@ -161,8 +161,8 @@ def started_in(
         folder, task, recipe, placement, notify: as for `train_in`.
         stop: passes on the stop signal of a caller that handles it; by default the first signal saves this run.
     """
-    hold_out, pilot, where = recipe.hold_out, recipe.pilot, placement or Placement()
-    with Training(task, recipe.recipe, where, recipe.derived, None, hold_out, pilot, alone=True) as training:
+    hold_out, search, where = recipe.hold_out, recipe.search, placement or Placement()
+    with Training(task, recipe.recipe, where, recipe.derived, None, hold_out, search, alone=True) as training:
         folder.path.mkdir(parents=True, exist_ok=True)
         with holding(folder.path):
             run = Run(folder, recipe, training, notify, stop=stop)

@@ -17,7 +17,8 @@ from typing import Any, get_args
 
 import torch.distributed as dist
 
-from scalewise.engine.auto import complete
+from scalewise.engine.auto import Auto, complete
+from scalewise.engine.candidates import DEFAULT_CANDIDATES
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import (
     DiskFull,
@@ -77,7 +78,7 @@ class Request:
     base: Recipe | Path | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
     mode: RecipeMode = "auto"
-    epochs_fixed: bool = False
+    auto: Auto = field(default_factory=Auto)
     placement: Placement = field(default_factory=Placement)
     folder: Path | None = None
     resume: str | None = None
@@ -108,6 +109,8 @@ def fit(
     resume: str | Path | None = None,
     mode: RecipeMode = "auto",
     epochs_fixed: bool = False,
+    search: float | None = None,
+    candidates: Sequence[str] = DEFAULT_CANDIDATES,
     checkpoint_steps: int | None = None,
     on_disk_full: DiskFull = "stop",
     on_record: OnRecord = ignore,
@@ -136,6 +139,8 @@ def fit(
         resume: a run folder to continue in, or `auto` for `folder`, else the newest one of this task, if it exists.
         mode: `auto` derives what was not set when there are several workers, `plain` trains the recipe as it is.
         epochs_fixed: keep auto to the number of samples of a single worker, at the price of accuracy.
+        search: steps of auto's race, as a share of one worker's (default 0.03); 0 follows the noise with AdaScale.
+        candidates: optimizers that auto races, or `own` for the task's.
         checkpoint_steps: steps from checkpoint to checkpoint, besides one at the end of every epoch.
         on_disk_full: stop when a checkpoint does not fit on the disk, or continue and try again at the next one.
         on_record: called with every `Step`, `Epoch` and the `Result` after it is stored, on the first process.
@@ -146,7 +151,7 @@ def fit(
         base=recipe if mode == "plain" else None,
         given={} if recipe is None else {name: getattr(recipe, name) for name in recipe.model_fields_set},
         mode=mode,
-        epochs_fixed=epochs_fixed,
+        auto=Auto(epochs_fixed, search, candidates),
         placement=placement or Placement(),
         folder=None if folder is None else Path(folder),
         resume=None if resume is None else str(resume),
@@ -250,11 +255,11 @@ def resolved(request: Request, measure: bool = True) -> tuple[RunRecipe, RunFold
     mode: RecipeMode = request.mode if measure else "plain"
     device = request.placement.device
     with translating():
-        recipe, derived, pilot = complete(task, base, dict(request.given), mode, device, request.epochs_fixed)
+        recipe, derived, search = complete(task, base, dict(request.given), mode, request.placement, request.auto)
     if recipe.compile and not compiles(device):
         recipe = recipe.replace(compile=False)
         derived.append(Derived("compile", False, "torch.compile needs a C++ compiler on a CPU; found none"))
-    return RunRecipe(subject.spec, subject.settings, recipe, derived, pilot=pilot), None
+    return RunRecipe(subject.spec, subject.settings, recipe, derived, search=search), None
 
 
 def _agreed(request: Request, leads: bool) -> tuple[RunRecipe, RunFolder | None]:
@@ -276,7 +281,7 @@ def _agreed(request: Request, leads: bool) -> tuple[RunRecipe, RunFolder | None]
 def _opened(request: Request, recipe: RunRecipe, resumed: RunFolder | None, notify: Notify) -> Iterator[Run]:
     """The run in its folder: a new one, or the one it was begun in."""
     derived, every = recipe.derived, request.checkpoint_steps
-    training = Training(request.task, recipe.recipe, request.placement, derived, every, recipe.hold_out, recipe.pilot)
+    training = Training(request.task, recipe.recipe, request.placement, derived, every, recipe.hold_out, recipe.search)
     with translating(), training:
         leads = training.team.leads
         folder = resumed or _new_folder(request, training)

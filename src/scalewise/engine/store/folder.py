@@ -24,8 +24,8 @@ from scalewise.engine.data.samples import Samples
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
 from scalewise.errors import RunFolderError
-from scalewise.files import first_problem, read_bytes, read_json
-from scalewise.recipe import Derived, Pilot, Recipe, differing_fields
+from scalewise.files import first_problem, parse_json, read_bytes, read_json
+from scalewise.recipe import Derived, Recipe, Search, differing_fields
 from scalewise.records import write_atomically
 
 NAME_BYTES = 255  # of a file or folder, on every usual file system
@@ -79,7 +79,7 @@ class RunRecipe:
     recipe: Recipe
     derived: list[Derived]
     hold_out: bool = False
-    pilot: Pilot | None = None
+    search: Search | None = None
 
 
 _RUN_RECIPE = TypeAdapter(RunRecipe)
@@ -138,8 +138,8 @@ def begin(folder: RunFolder, run: RunRecipe, device: str, processes: int) -> Non
     }
     if run.hold_out:
         content["hold_out"] = True
-    if run.pilot is not None:
-        content["pilot"] = dataclasses.asdict(run.pilot)
+    if run.search is not None:
+        content["search"] = dataclasses.asdict(run.search)
     known = stored_environment(folder) or environment(device, processes)
     known.pop("job", None)
     if (job := current_job()) is not None:
@@ -200,7 +200,10 @@ def read_recipe(folder: RunFolder) -> RunRecipe:
     if not folder.recipe.is_file():
         raise RunFolderError(f"{folder.path} must be a run folder, found no recipe.json in it; check the path")
     try:
-        return _RUN_RECIPE.validate_json(read_bytes(folder.recipe), strict=True)
+        content = parse_json(read_bytes(folder.recipe))
+        if isinstance(content, dict) and "pilot" in content:  # its name before auto raced
+            content["search"] = content.pop("pilot")
+        return _RUN_RECIPE.validate_json(json.dumps(content), strict=True)
     except (OSError, ValueError) as error:
         problem = first_problem(error) if isinstance(error, ValidationError) else error
         raise RunFolderError(f"{folder.recipe} must be a stored recipe, got something else: {problem}") from None

@@ -70,16 +70,17 @@ def perform(job: Job, task: Task, setup: Setup, report: Report, stop: Stop) -> O
 
 
 def resolved(job: Job, task: Task, setup: Setup, folder: RunFolder) -> RunRecipe:
-    """The complete recipe of a run; a pilot that was run for it is not run again."""
+    """The complete recipe of a run; trials that were run for it are not run again."""
     plan = job.line.plan
-    known = read_recipe(folder).pilot if folder.recipe.is_file() else None
-    recipe, derived, pilot = complete(
-        task, plan.recipe, {"seed": job.seed}, plan.mode, setup.device, known=known, hold_out=setup.hold_out
+    known = read_recipe(folder).search if folder.recipe.is_file() else None
+    where = Placement(device=setup.device)
+    recipe, derived, search = complete(
+        task, plan.recipe, {"seed": job.seed}, plan.mode, where, known=known, hold_out=setup.hold_out
     )
     if job.multiple != 1.0:
         recipe = recipe.replace(lr=recipe.lr * job.multiple)
         derived = [*derived, Derived("lr", recipe.lr, f"--tune: {job.multiple:.3g} × the row's own learning rate")]
-    return RunRecipe(setup.task_spec, list(plan.settings), recipe, derived, setup.hold_out, pilot)
+    return RunRecipe(setup.task_spec, list(plan.settings), recipe, derived, setup.hold_out, search)
 
 
 def _stored(job: Job, folder: RunFolder, run: RunRecipe, task: Task) -> Outcome | None:
