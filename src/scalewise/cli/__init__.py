@@ -10,7 +10,6 @@ import contextlib
 import errno
 import inspect
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -101,7 +100,7 @@ def _show_examples(arguments: Sequence[str]) -> None:
     """
     command = app.parse_commands([word for word in arguments if word not in HELP])[1][-1]
     if command.default_command is not None and command not in (app, bench):
-        words = re.split("\n(?:Parameters|Arguments:)\n", inspect.getdoc(command.default_command) or "")[0]
+        words = (inspect.getdoc(command.default_command) or "").partition("\nArguments:\n")[0]
         command.help = f"{command.help}\n\n{words.partition(chr(10))[2].strip()}"
 
 

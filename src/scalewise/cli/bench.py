@@ -30,12 +30,9 @@ def devices(
     scalewise bench devices
     scalewise bench devices --quick --json
 
-    Parameters
-    ----------
-    quick: bool
-        A quarter of the time, about 20 s.
-    out: Path | None
-        Folder of the result; by default runs/bench-devices-<time>.
+    Arguments:
+        quick: A quarter of the time, about 20 s.
+        out: Folder of the result; by default runs/bench-devices-<time>.
     """
     with asking(quiet) as view:
         from scalewise.runs.bench.devices import devices as measure
@@ -62,23 +59,15 @@ def collectives(
     scalewise bench collectives --processes 2,4
     scalewise bench collectives --processes 2 --hosts 2 --rate 1gbit --out link.json
 
-    Parameters
-    ----------
-    processes: str | None
-        How many take part, several as in 2,4; by default 2, 4, … up to the cores.
-    sizes: str | None
-        Sizes of the data, as in 64kB,1MB,16MB; by default six from 4 KiB to 16 MiB.
-    seconds: float
-        How long to time, in rounds; three rounds at least. Starting the processes comes on top.
-    hosts: int | None
-        Spread the processes over N network namespaces of this machine (Linux, root).
-    rate: str | None
-        What each host's link carries, as tc writes it: 100mbit, 1gbit.
-    device: DeviceName
-        Where the data are.
-    out: Path | None
-        Folder of the result, link.json in it; by default runs/bench-collectives-<time>. A name that ends in .json is
-        where the link profile goes as well.
+    Arguments:
+        processes: How many take part, several as in 2,4; by default 2, 4, … up to the cores.
+        sizes: Sizes of the data, as in 64kB,1MB,16MB; by default six from 4 KiB to 16 MiB.
+        seconds: How long to time, in rounds; three rounds at least. Starting the processes comes on top.
+        hosts: Spread the processes over N network namespaces of this machine (Linux, root).
+        rate: What each host's link carries, as tc writes it: 100mbit, 1gbit.
+        device: Where the data are.
+        out: Folder of the result, link.json in it; by default runs/bench-collectives-<time>. A name that ends in .json
+            is where the link profile goes as well.
     """
     asked = options(locals())
     with asking(quiet) as view:

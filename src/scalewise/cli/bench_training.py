@@ -46,27 +46,17 @@ def scaling(
     scalewise bench scaling fashion-mnist --processes 1,2,4
     scalewise bench scaling digits --processes 1,2 --weak --hosts 2 --rate 100mbit
 
-    Parameters
-    ----------
-    processes: str
-        How many, as in 1,2,4; each is compared with the fewest.
-    weak: bool
-        The global batch grows with the processes.
-    strong: bool
-        The same global batch on more processes (the default).
-    workers: int | None
-        Workers in all; by default a number that all numbers of processes share evenly. With --weak those of each
-        process, 1 by default.
-    threads: int
-        Computing threads of each process, the same for all.
-    seconds: float
-        How long to time, in rounds; three rounds at least. Starting the processes comes on top.
-    hosts: int | None
-        Spread the processes over N network namespaces of this machine (Linux, root).
-    rate: str | None
-        What each host's link carries, as tc writes it: 100mbit, 1gbit.
-    out: Path | None
-        Folder of the result; by default runs/bench-scaling-<time>.
+    Arguments:
+        processes: How many, as in 1,2,4; each is compared with the fewest.
+        weak: The global batch grows with the processes.
+        strong: The same global batch on more processes (the default).
+        workers: Workers in all; by default a number that all numbers of processes share evenly. With --weak those of
+            each process, 1 by default.
+        threads: Computing threads of each process, the same for all.
+        seconds: How long to time, in rounds; three rounds at least. Starting the processes comes on top.
+        hosts: Spread the processes over N network namespaces of this machine (Linux, root).
+        rate: What each host's link carries, as tc writes it: 100mbit, 1gbit.
+        out: Folder of the result; by default runs/bench-scaling-<time>.
     """
     asked = options(locals()) | {"processes": whole_numbers(processes, "--processes")}
     with asking(quiet, task, data) as view:
@@ -99,16 +89,11 @@ def parallelism(
     scalewise bench parallelism chars --processes 2 --workers 2 --worker-batch 32 --micro-batch 8
     scalewise bench parallelism mlp --processes 4 --link runs/bench-collectives/link.json --json
 
-    Parameters
-    ----------
-    rounds: int
-        How often every way is timed; its median counts.
-    processes: int
-        How many, at least 2. By default one worker each, with four micro batches.
-    link: Path | None
-        A link profile, as `bench collectives` writes it, to estimate the exchange with.
-    out: Path | None
-        Folder of the result; by default runs/bench-parallelism-<time>.
+    Arguments:
+        rounds: How often every way is timed; its median counts.
+        processes: How many, at least 2. By default one worker each, with four micro batches.
+        link: A link profile, as `bench collectives` writes it, to estimate the exchange with.
+        out: Folder of the result; by default runs/bench-parallelism-<time>.
     """
     asked = options(locals())
     with asking(quiet or os.environ.get("RANK", "0") != "0", task, data) as view:

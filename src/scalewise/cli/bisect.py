@@ -31,16 +31,11 @@ def bisect(
     Compares what both have recorded, step by step, and their checkpoints; then computes the step in which they part
     again for both, and looks at its weights, samples, losses and gradients in turn.
 
-    Parameters
-    ----------
-    left: Path
-        A run folder of scalewise train.
-    right: Path
-        Another.
-    task: str | None
-        The runs' task, where it is code of your own: a folder is not trusted to name code to run.
-    recompute: bool
-        Compute the step in which they part again.
+    Arguments:
+        left: A run folder of scalewise train.
+        right: Another.
+        task: The runs' task, where it is code of your own: a folder is not trusted to name code to run.
+        recompute: Compute the step in which they part again.
     """
     from scalewise.runs.bisect import bisect as find
 

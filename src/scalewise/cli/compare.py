@@ -47,24 +47,17 @@ def compare(
     scalewise compare digits --workers 8 --rows single,naive,auto --seeds 10 --tune 5 --hold-out
     scalewise compare digits --workers 1,2,4,8,16,32
 
-    Parameters
-    ----------
-    workers: str | None
-        Workers of every row but single, 8 by default; several as in 1,2,4,8 draw the error against the global batch.
-    seeds: int | None
-        Runs of every row, with seeds 0, 1, …; 5 by default.
-    rows: str | None
-        Of single,naive,batch-norm,lr-scaled,warm-up,lars,lamb,adascale,auto; all, or naive,auto with several counts.
-    tune: int | None
-        Learning rates that every row may try on validation data before its seeds are run.
-    hold_out: bool
-        Keep a tenth of the training data out for validation, where the task has no validation data.
-    jobs: int | None
-        Runs at the same time; by default as many as there are cores for their threads.
-    out: Path | None
-        Folder of the comparison; by default runs/compare-<task>-<time>.
-    resume: str | None
-        The folder of a comparison to resume, or auto for the newest one of this task (or --out).
+    Arguments:
+        workers: Workers of every row but single, 8 by default; several as in 1,2,4,8 draw the error against the global
+            batch.
+        seeds: Runs of every row, with seeds 0, 1, …; 5 by default.
+        rows: Of single,naive,batch-norm,lr-scaled,warm-up,lars,lamb,adascale,auto; all, or naive,auto with several
+            counts.
+        tune: Learning rates that every row may try on validation data before its seeds are run.
+        hold_out: Keep a tenth of the training data out for validation, where the task has no validation data.
+        jobs: Runs at the same time; by default as many as there are cores for their threads.
+        out: Folder of the comparison; by default runs/compare-<task>-<time>.
+        resume: The folder of a comparison to resume, or auto for the newest one of this task (or --out).
     """
     asked = options(locals())
     from scalewise.runs.compare.compare import CompareRequest, answer

@@ -24,12 +24,9 @@ def doctor(
     scalewise doctor runs/digits-20261116-101500
     scalewise doctor watch single-worker-run
 
-    Parameters
-    ----------
-    run: Path
-        A run folder of scalewise train, or the folder that sw.watch writes.
-    single: Path | None
-        A run that did better, such as that of one worker, to compare with.
+    Arguments:
+        run: A run folder of scalewise train, or the folder that sw.watch writes.
+        single: A run that did better, such as that of one worker, to compare with.
     """
     from scalewise.doctor.diagnose import diagnose_folder
 

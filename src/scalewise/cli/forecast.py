@@ -40,26 +40,17 @@ def forecast(
     scalewise forecast fashion-mnist --shares 2,4,8,16,25 --seeds 3 --target 0.08 --plan runs/plan-fashion-mnist-…
     scalewise forecast mlp --sizes hidden=8,16,32,64,128
 
-    Parameters
-    ----------
-    source: str
-        A CSV file with columns samples (or parameters) and error; or a task, which is then trained on shares of its
-        data: a built-in name, path/to/file.py (its task() function), or package.module:function.
-    target: float | None
-        The error to come down to.
-    shares: str | None
-        Percentages of the training data to train on; 2,4,8,16,32 by default.
-    sizes: str | None
-        Models to train instead, as values of a setting of the task's function: width=16,32,64.
-    seeds: int | None
-        Trainings at each size; 3 by default.
-    plan: Path | None
-        The folder of a plan of this task: what the target takes is then said for each of its numbers of workers.
-    out: Path | None
-        Folder of the trainings; by default runs/forecast-<task>-<time>. A table of errors leaves one only where this
-        is given.
-    resume: str | None
-        The folder of a forecast to resume, or auto for the newest one of this task (or --out).
+    Arguments:
+        source: A CSV file with columns samples (or parameters) and error; or a task, which is then trained on shares of
+            its data: a built-in name, path/to/file.py (its task() function), or package.module:function.
+        target: The error to come down to.
+        shares: Percentages of the training data to train on; 2,4,8,16,32 by default.
+        sizes: Models to train instead, as values of a setting of the task's function: width=16,32,64.
+        seeds: Trainings at each size; 3 by default.
+        plan: The folder of a plan of this task: what the target takes is then said for each of its numbers of workers.
+        out: Folder of the trainings; by default runs/forecast-<task>-<time>. A table of errors leaves one only where
+            this is given.
+        resume: The folder of a forecast to resume, or auto for the newest one of this task (or --out).
     """
     asked = options(locals(), "source")
     from scalewise.runs.forecast import ForecastRequest, answer

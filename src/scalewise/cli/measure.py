@@ -51,44 +51,27 @@ def measure(
     scalewise measure cifar10 --memory 4GB
     scalewise measure digits --sharpness --between runs/small runs/large --plane random --skip noise --skip memory
 
-    Parameters
-    ----------
-    recipe: Path | None
-        A JSON file to start from instead of the task's own recipe.
-    verify: Verify | None
-        Measure the critical batch directly as well, by training: branch (from checkpoints, at several global batches)
-        or sweep (steps to a target loss over global batches).
-    target: float | None
-        The validation loss that a sweep trains to; by default one that the recipe reaches.
-    seeds: int | None
-        Runs of --verify at each global batch; by default 3 of branches, 5 of a sweep, which adds as many as it takes to
-        know the median of their steps to 3 %.
-    most_seeds: int | None
-        Runs of a sweep at each global batch at most; by default 64.
-    sharpness: bool
-        Measure how sharp the minimum is (Keskar et al. 2017), in the full space and in a random subspace.
-    weights: Path | None
-        The run folder, or its checkpoint, whose sharpness is measured; by default those of --between, or a run of this
-        recipe that is trained for it.
-    between: tuple[Path, Path] | None
-        Two run folders of this task: the loss on the line between their weights.
-    plane: str | None
-        With --between, the loss on a plane as well, in a third direction: a third run folder, or random.
-    samples: int
-        Training samples that sharpness and the loss between runs are means over.
-    layers: bool
-        The noise scale of every layer too.
-    skip: list[Part] | None
-        A part to leave out; may be repeated.
-    memory: str | None
-        The memory of a machine, as in 4GB, for the largest worker batch; by default what is free here.
-    processes: int | None
-        Processes that share that memory; 1 by default.
-    out: Path | None
-        Folder of the measurement; by default runs/measure-<task>-<time>.
-    resume: str | None
-        The folder of a measurement to resume, or auto for the newest one of this task (or --out): runs that it
-        holds are not trained again.
+    Arguments:
+        recipe: A JSON file to start from instead of the task's own recipe.
+        verify: Measure the critical batch directly as well, by training: branch (from checkpoints, at several global
+            batches) or sweep (steps to a target loss over global batches).
+        target: The validation loss that a sweep trains to; by default one that the recipe reaches.
+        seeds: Runs of --verify at each global batch; by default 3 of branches, 5 of a sweep, which adds as many as it
+            takes to know the median of their steps to 3 %.
+        most_seeds: Runs of a sweep at each global batch at most; by default 64.
+        sharpness: Measure how sharp the minimum is (Keskar et al. 2017), in the full space and in a random subspace.
+        weights: The run folder, or its checkpoint, whose sharpness is measured; by default those of --between, or a run
+            of this recipe that is trained for it.
+        between: Two run folders of this task: the loss on the line between their weights.
+        plane: With --between, the loss on a plane as well, in a third direction: a third run folder, or random.
+        samples: Training samples that sharpness and the loss between runs are means over.
+        layers: The noise scale of every layer too.
+        skip: A part to leave out; may be repeated.
+        memory: The memory of a machine, as in 4GB, for the largest worker batch; by default what is free here.
+        processes: Processes that share that memory; 1 by default.
+        out: Folder of the measurement; by default runs/measure-<task>-<time>.
+        resume: The folder of a measurement to resume, or auto for the newest one of this task (or --out): runs that it
+            holds are not trained again.
     """
     request = request_from(MeasureRequest, task, options(locals()))
     with asking(quiet, task, data) as view:

@@ -56,47 +56,28 @@ def plan(
     scalewise plan cifar10 --from runs/measure-cifar10-20261116-101500 --link 25gbit --device-speed 10x --budget 40
     scalewise plan cifar10 --from runs --node-devices 8 --node-link nvlink --link infiniband --write slurm
 
-    Parameters
-    ----------
-    workers: str
-        The numbers of workers to plan for, each on a device of its own.
-    source: list[Path] | None
-        Records to plan from: folders of measure, train, compare or plan, link profiles of bench. What they do not
-        hold is measured.
-    target: float | None
-        The validation metric to train to, instead of one worker's whole budget.
-    deadline: str | None
-        The longest time, as in 2h or 90min.
-    budget: float | None
-        The most money.
-    price: str | None
-        What one device costs, as in 2.50/h.
-    link: str | None
-        Between nodes: a rate as in 25gbit, nvlink, pcie, infiniband, or a file that bench collectives wrote; by
-        default one among the records, else what is measured between processes of this machine.
-    node_devices: int
-        Devices of a node.
-    node_link: str
-        Among the devices of a node, named like --link.
-    device_speed: str
-        How many times faster than the measured device those to plan for are, as in 10x.
-    overlap: float | None
-        How much of the communication hides behind compute, from 1 (nothing) to 10 (nearly all).
-    input_rate: float | None
-        Samples a second that can be read for each worker; by default what runs among the records show.
-    memory: str | None
-        Memory of a device, as in 16GB; by default what is free here.
-    accelerator: str | None
-        Kind of device for --write, as in A100; without it the job files ask for no GPU.
-    image: str | None
-        Container image for --write kubernetes and trainjob.
-    device: DeviceName
-        Kind of device to measure on.
-    write: list[System] | None
-        Write a job file of the recommended row for this system into the plan's folder; may be repeated. kubernetes is
-        a PyTorchJob of Kubeflow's training operator, trainjob a TrainJob of Kubeflow Trainer 2.
-    out: Path | None
-        Folder of the plan; by default runs/plan-<task>-<time>.
+    Arguments:
+        workers: The numbers of workers to plan for, each on a device of its own.
+        source: Records to plan from: folders of measure, train, compare or plan, link profiles of bench. What they do
+            not hold is measured.
+        target: The validation metric to train to, instead of one worker's whole budget.
+        deadline: The longest time, as in 2h or 90min.
+        budget: The most money.
+        price: What one device costs, as in 2.50/h.
+        link: Between nodes: a rate as in 25gbit, nvlink, pcie, infiniband, or a file that bench collectives wrote; by
+            default one among the records, else what is measured between processes of this machine.
+        node_devices: Devices of a node.
+        node_link: Among the devices of a node, named like --link.
+        device_speed: How many times faster than the measured device those to plan for are, as in 10x.
+        overlap: How much of the communication hides behind compute, from 1 (nothing) to 10 (nearly all).
+        input_rate: Samples a second that can be read for each worker; by default what runs among the records show.
+        memory: Memory of a device, as in 16GB; by default what is free here.
+        accelerator: Kind of device for --write, as in A100; without it the job files ask for no GPU.
+        image: Container image for --write kubernetes and trainjob.
+        device: Kind of device to measure on.
+        write: Write a job file of the recommended row for this system into the plan's folder; may be repeated.
+            kubernetes is a PyTorchJob of Kubeflow's training operator, trainjob a TrainJob of Kubeflow Trainer 2.
+        out: Folder of the plan; by default runs/plan-<task>-<time>.
     """
     request = request_from(PlanRequest, task, options(locals()))
     with asking(quiet, task, data) as view:

@@ -48,19 +48,13 @@ def profile(
     scalewise profile digits --workers 8 --processes 2
     scalewise profile my_task.py --worker-batch 64 --loaders 2 --json
 
-    Parameters
-    ----------
-    recipe: Path | None
-        A JSON file to start from instead of the task's own recipe.
-    steps: int | None
-        Steps to look at; by default enough for a steady picture. The same number is taken without the profiler,
-        interleaved, to see what it costs.
-    processes: int | None
-        Operating-system processes, 1 to workers; by default enough to fill the machine.
-    noise: bool
-        Measure the noise scale, as training does.
-    out: Path | None
-        Folder for profile.json and trace.json; by default runs/profile-<task>-<time>.
+    Arguments:
+        recipe: A JSON file to start from instead of the task's own recipe.
+        steps: Steps to look at; by default enough for a steady picture. The same number is taken without the profiler,
+            interleaved, to see what it costs.
+        processes: Operating-system processes, 1 to workers; by default enough to fill the machine.
+        noise: Measure the noise scale, as training does.
+        out: Folder for profile.json and trace.json; by default runs/profile-<task>-<time>.
     """
     asked = options(locals())
     view = terminal.console(quiet)

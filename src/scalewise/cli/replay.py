@@ -31,14 +31,10 @@ def replay(
     It begins at the newest good checkpoint from before the step, or at the start of training, and trains up to it; the
     run's folder stays as it is. Exit code 1: the result is not what the run recorded.
 
-    Parameters
-    ----------
-    run: Path
-        A run folder of scalewise train.
-    step: int | None
-        Which step, counted from 1 as in the run's records; by default the one in which the run failed.
-    task: str | None
-        The run's task, where it is code of your own: a folder is not trusted to name code to run.
+    Arguments:
+        run: A run folder of scalewise train.
+        step: Which step, counted from 1 as in the run's records; by default the one in which the run failed.
+        task: The run's task, where it is code of your own: a folder is not trusted to name code to run.
     """
     from scalewise.runs.replay import replay as compute
 

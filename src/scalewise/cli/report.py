@@ -27,14 +27,11 @@ def report(
     scalewise report runs/digits-20261116-101500 --open
     scalewise report runs/one runs/eight --out compared.html
 
-    Parameters
-    ----------
-    runs: list[Path]
-        Folders of train, compare, measure, plan, forecast, bench or profile. Trainings are shown beside each other.
-    out: Path | None
-        The file to write; by default report.html in the folder, or in the working folder for several.
-    open: bool
-        Open the page in a browser.
+    Arguments:
+        runs: Folders of train, compare, measure, plan, forecast, bench or profile. Trainings are shown beside each
+            other.
+        out: The file to write; by default report.html in the folder, or in the working folder for several.
+        open: Open the page in a browser.
     """
     from scalewise.present import page
 

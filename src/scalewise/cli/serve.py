@@ -30,18 +30,12 @@ def serve(
     Only this machine can connect (127.0.0.1), and only with the token in the printed address. Nothing is written,
     nothing outside the folder is read, and nothing in it is run. Ctrl-C ends it.
 
-    Parameters
-    ----------
-    folder: Path
-        A folder of run folders, at most four deep.
-    port: int
-        Where to listen; by default a port that is free.
-    open: bool
-        Open the list in a browser.
-    json: bool
-        Print the address as one JSON document on stdout once it is served.
-    quiet: bool
-        Draw nothing.
+    Arguments:
+        folder: A folder of run folders, at most four deep.
+        port: Where to listen; by default a port that is free.
+        open: Open the list in a browser.
+        json: Print the address as one JSON document on stdout once it is served.
+        quiet: Draw nothing.
     """
     from scalewise.present import server
 

@@ -16,14 +16,10 @@ def tasks(*, data: Path | None = None, json: bool = False, quiet: bool = False) 
     scalewise tasks
     scalewise tasks --data ~/data --json
 
-    Parameters
-    ----------
-    data: Path | None
-        Folder of data files, looked in before $SCALEWISE_DATA and the usual caches.
-    json: bool
-        Print one JSON document on stdout.
-    quiet: bool
-        Draw nothing.
+    Arguments:
+        data: Folder of data files, looked in before $SCALEWISE_DATA and the usual caches.
+        json: Print one JSON document on stdout.
+        quiet: Draw nothing.
     """
     rows = [{"name": name, "summary": task.summary, "data": task.place(data)} for name, task in BUILT_IN.items()]
     if json:
