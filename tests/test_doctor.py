@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import scalewise as sw
 from scalewise.doctor.amount import efficiency
 from scalewise.doctor.diagnose import CHECKS, TITLES, Diagnosis, diagnose, diagnose_folder
-from scalewise.doctor.evidence import Baseline, BatchNorm, Evidence, Finding, gain, still_falling
+from scalewise.doctor.evidence import Baseline, BatchNorm, Evidence, Finding, still_falling
 from scalewise.doctor.observations import Watched, WatchedProcess
 from scalewise.engine.loop import Training
 from scalewise.engine.store.folder import RunFolder, RunRecipe, begin
@@ -27,6 +27,7 @@ from scalewise.present import terminal
 from scalewise.present.stories.doctor import diagnosis_story
 from scalewise.recipe import resolve
 from scalewise.runs.run import stored_records
+from scalewise.stats.gain import gain
 from scalewise.stats.noise_scale import NoiseEstimate
 from scalewise.tasks.digits import digits, load, mlp
 from scalewise.tasks.generated import linear, logistic
@@ -229,9 +230,9 @@ def found(one: Evidence, other: Evidence | None = None) -> list[str]:
 
 
 def test_gain_and_efficiency():
-    assert gain(noise=0.0, from_batch=32, to_batch=256) == 1.0
-    assert gain(noise=256.0, from_batch=32, to_batch=256) == 4.5  # (8 + 1) ÷ (1 + 1)
-    assert gain(noise=1e12, from_batch=32, to_batch=256) == pytest.approx(8.0)
+    assert gain(noise=0.0, signal=1.0, workers=8, worker_batch=32) == 1.0
+    assert gain(noise=256.0, signal=1.0, workers=8, worker_batch=32) == 4.5  # (8 + 1) ÷ (1 + 1)
+    assert gain(noise=1e12, signal=1.0, workers=8, worker_batch=32) == pytest.approx(8.0)
     assert efficiency(300.0, critical=100.0) == 0.25
 
 

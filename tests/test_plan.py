@@ -452,7 +452,7 @@ def test_the_command_plans_from_records(scalewise_here, recorded):
     assert [row["workers"] for row in found["rows"]] == [1, 2, 4, 8, 1024]
     keys = "workers global_batch lr steps samples seconds cost accuracy efficiency limit extrapolated"
     assert set(keys.split()) <= set(found["rows"][0])
-    again = [row.to_json() for row in model.rows(Inputs(**found["inputs"]), [1, 2, 4, 8, 1024])]
+    again = [dataclasses.asdict(row) for row in model.rows(Inputs(**found["inputs"]), [1, 2, 4, 8, 1024])]
     assert all(row.items() <= shown.items() for row, shown in zip(again, found["rows"], strict=True))
     assert found["inputs"]["bytes_per_second"] == 1e9
     assert found["recommended"] in found["rows"]

@@ -126,17 +126,6 @@ class Evidence:
         return self.optimizer.lower() in PROPORTIONAL
 
 
-def gain(noise: float, from_batch: float, to_batch: float) -> float:
-    """How much more a step is worth at a larger global batch: (B ÷ b + 1) ÷ (B ÷ N·b + 1).
-
-    B is the noise scale; SGD's rate may grow by as much (Johnson et al. 2020), an adaptive optimizer's by its root.
-
-    >>> gain(noise=960.0, from_batch=32, to_batch=256)
-    6.526315789473684
-    """
-    return (noise / from_batch + 1) / (noise / to_batch + 1)
-
-
 def final_loss(evidence: Evidence) -> float | None:
     """The mean loss of the last tenth of the steps."""
     losses = np.array(evidence.losses)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalewise.doctor.evidence import Baseline, Evidence, Finding, Severity, Unknown, Verdict, gain, shown, worse
+from scalewise.doctor.evidence import Baseline, Evidence, Finding, Severity, Unknown, Verdict, shown, worse
+from scalewise.stats.gain import gain
 
 # A rate this much below what the noise scale allows costs accuracy; the interval of the noise scale is already taken
 # at its low end, so this is the margin of the rule itself. Against a second run, which lost less, less is enough.
@@ -89,9 +90,14 @@ def _against_reference(evidence: Evidence, reference: Evidence) -> Verdict:
     )
 
 
+def _allowed(evidence: Evidence, baseline: Baseline, noise: float) -> float:
+    """By how much SGD's rate may grow (Johnson et al. 2020), an adaptive optimizer's by its root."""
+    return gain(noise, 1.0, evidence.global_batch / baseline.global_batch, baseline.global_batch)
+
+
 def _shortfall(evidence: Evidence, baseline: Baseline, noise: float) -> float:
     """How many times larger the rate could be."""
-    allowed = gain(noise, baseline.global_batch, evidence.global_batch)
+    allowed = _allowed(evidence, baseline, noise)
     factor = evidence.peak / baseline.lr if baseline.lr else np.inf
     return float((allowed if evidence.proportional else allowed**0.5) / factor) if factor else 1.0
 
@@ -99,7 +105,7 @@ def _shortfall(evidence: Evidence, baseline: Baseline, noise: float) -> float:
 def _unadapted(
     evidence: Evidence, baseline: Baseline, noise: float, shortfall: float, severity: str, compared: str
 ) -> Finding:
-    allowed = gain(noise, baseline.global_batch, evidence.global_batch)
+    allowed = _allowed(evidence, baseline, noise)
     factor = evidence.peak / baseline.lr
     peak = f"still {shown(evidence.peak)}" if factor < UNCHANGED else f"only {shown(factor)} times {shown(baseline.lr)}"
     root = "" if evidence.proportional else f", {shown(allowed**0.5)} for {evidence.optimizer}"

@@ -58,7 +58,7 @@ class Plan:
             "command": self.command,
             "critical_batch": None if self.critical is None else self.critical.to_json(),
             "reason": self.choice.reason,
-            "closest": [row.to_json() for row in self.choice.closest],
+            "closest": [asdict(row) for row in self.choice.closest],
             "target": self.target,
             "deadline_seconds": self.wish.deadline,
             "budget": self.wish.budget,
@@ -70,7 +70,7 @@ class Plan:
 
     def _row(self, place: int) -> dict[str, Any]:
         row = self.rows[place]
-        found = row.to_json() | {"rule": self.rule(row.workers), "warmup_epochs": self.recipe.warmup_epochs}
+        found = asdict(row) | {"rule": self.rule(row.workers), "warmup_epochs": self.recipe.warmup_epochs}
         for name in INTERVALS:
             found[f"{name}_low"], found[f"{name}_high"] = self.interval(place, name)
         expected = self.metric(row.workers)

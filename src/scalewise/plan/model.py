@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from scalewise.plan.hardware import Link
+from scalewise.stats.gain import gain
 
 WORTH_NAMING = 1.05  # what makes the time longer by more than this factor limits a row; "compute" where nothing does
 
@@ -100,10 +100,6 @@ class Row:
     step_seconds: float
     throughput_efficiency: float
 
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in `rows` of the document."""
-        return asdict(self)
-
 
 def rows(inputs: Inputs, workers: Iterable[int]) -> list[Row]:
     """One row for each number of workers."""
@@ -114,12 +110,12 @@ def row(inputs: Inputs, workers: int) -> Row:
     """What N workers bring, by the formulas above."""
     steps, seconds = steps_of(inputs, workers), step_seconds(inputs, workers)
     one = steps_of(inputs, 1) * step_seconds(inputs, 1)
-    price, gain = inputs.price_per_hour, gain_of(inputs, workers)
+    price, worth = inputs.price_per_hour, gain_of(inputs, workers)
     global_batch = workers * inputs.worker_batch
     return Row(
         workers=workers,
         global_batch=global_batch,
-        lr=inputs.lr * gain**inputs.lr_power,
+        lr=inputs.lr * worth**inputs.lr_power,
         steps=steps,
         samples=steps * global_batch,
         seconds=steps * seconds,
@@ -128,7 +124,7 @@ def row(inputs: Inputs, workers: int) -> Row:
         efficiency=one / (workers * steps * seconds),
         limit=limit(inputs, workers),
         extrapolated=global_batch > inputs.measured_global_batch,
-        gain=gain,
+        gain=worth,
         step_seconds=seconds,
         throughput_efficiency=step_seconds(inputs, 1) / seconds,
     )
@@ -138,8 +134,7 @@ def gain_of(inputs: Inputs, workers: int) -> float:
     """How many of one worker's steps a step is worth: (1 + B ÷ b) ÷ (1 + B ÷ (N·b)), between 1 and N."""
     if inputs.critical_batch is None:
         return float(workers)
-    ratio = inputs.critical_batch / inputs.worker_batch
-    return (1 + ratio) / (1 + ratio / workers)
+    return gain(inputs.critical_batch, 1.0, workers, inputs.worker_batch)
 
 
 def steps_of(inputs: Inputs, workers: int) -> int:

@@ -28,12 +28,13 @@ def decay(workers: int, single_steps: int) -> float:
     return 1.0 - 1.0 / max(memory, LEAST_MEMORY_STEPS)
 
 
-def gain(noise: float, signal: float, workers: int, worker_batch: int) -> float:
-    """The gain of `workers` over one.
+def gain(noise: float, signal: float, workers: float, worker_batch: float) -> float:
+    """The gain of `workers` over one; with the noise scale as `noise` and a signal of 1, that of a larger batch.
 
     Arguments:
         noise: trΣ, the variance of one sample's gradient; σ² is that over the worker batch.
         signal: |G|², the squared norm of the true gradient, which is μ².
+        workers: S; a share of one where the batch is the smaller one.
 
     >>> gain(noise=64.0, signal=1.0, workers=4, worker_batch=64)
     1.6
@@ -41,7 +42,8 @@ def gain(noise: float, signal: float, workers: int, worker_batch: int) -> float:
     variance, square = max(noise, 0.0) / worker_batch, max(signal, 0.0)
     if variance + square == 0.0:
         return 1.0
-    return min(max((variance + square) / (variance / workers + square), 1.0), float(workers))
+    least, most = sorted((1.0, float(workers)))
+    return min(max((variance + square) / (variance / workers + square), least), most)
 
 
 @dataclass
