@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from scalewise.stats.interval import Interval, t_quantile, weighted_sum
@@ -157,36 +157,35 @@ class Efficiency:
 
     Arguments:
         workers, global_batch: of this row.
-        worth, low, high: of a sample, as a share of one in very small global batches, with its 95 % interval; None
-            where it is not known.
+        worth: of a sample, as a share of one in very small global batches; None where it is not known.
         steps, samples: needed to the same loss, as multiples of what one worker needs.
     """
 
     workers: int
     global_batch: int
-    worth: float | None
-    low: float | None
-    high: float | None
+    worth: Interval[float | None]
     steps: float | None
     samples: float | None
 
     def to_json(self) -> dict[str, float | None]:
         """As it stands in `efficiency` of the document."""
-        return asdict(self)
+        worth = {"worth": self.worth.value, "low": self.worth.low, "high": self.worth.high}
+        sizes = {"workers": self.workers, "global_batch": self.global_batch}
+        return sizes | worth | {"steps": self.steps, "samples": self.samples}
 
 
 def efficiency_of(critical: CriticalBatch, worker_batch: int, workers: int) -> Efficiency:
     """What a number of workers brings, each with this worker batch.
 
     >>> found = efficiency_of(CriticalBatch(900.0, 450.0, 1800.0, "sweep"), worker_batch=100, workers=9)
-    >>> found.worth, round(found.steps, 3), found.samples
+    >>> found.worth.value, round(found.steps, 3), found.samples
     (0.5, 0.2, 1.8)
     """
     global_batch = workers * worker_batch
     share, one = critical.efficiency(global_batch), critical.efficiency(worker_batch)
     samples = one.value / share.value if one.value and share.value else None
     steps = None if samples is None else samples / workers
-    return Efficiency(workers, global_batch, share.value, share.low, share.high, steps, samples)
+    return Efficiency(workers, global_batch, share, steps, samples)
 
 
 def agreement(cheap: CriticalBatch, direct: CriticalBatch) -> str:
@@ -195,14 +194,18 @@ def agreement(cheap: CriticalBatch, direct: CriticalBatch) -> str:
     if not cheap.bounded or not direct.bounded:
         unknown = direct if cheap.bounded else cheap
         return f"they cannot be compared, as the {unknown.method} gives no critical batch: {pair}"
-    apart = _ratio(cheap, direct)
+    apart, factor = "", math.inf
+    if cheap.value and direct.value:
+        larger, smaller = (cheap, direct) if cheap.value >= direct.value else (direct, cheap)
+        factor = max(cheap.value / direct.value, direct.value / cheap.value)
+        apart = f"the {larger.method}'s is {factor:.2g} times the {smaller.method}'s"
     if direct.value is None and overlap(cheap, direct):
         return f"they do not contradict each other, but the {direct.method} gives a lower bound only: {pair}"
     if overlap(cheap, direct):
         return f"they agree, their intervals overlap{f' ({apart})' if apart else ''}: {pair}"
-    near = _factor(cheap, direct) <= NEAR
+    near = ", though not by much" if factor <= NEAR else ""
     return (
-        f"they disagree{', though not by much' if near else ''}: {apart or 'their intervals do not overlap'}: {pair}; "
+        f"they disagree{near}: {apart or 'their intervals do not overlap'}: {pair}; "
         f"trust the {direct.method}, which was measured by training"
     )
 
@@ -217,16 +220,3 @@ def overlap(one: CriticalBatch, other: CriticalBatch) -> bool:
 
     (one_low, one_high), (other_low, other_high) = ends(one), ends(other)
     return one_low <= other_high and other_low <= one_high
-
-
-def _factor(one: CriticalBatch, other: CriticalBatch) -> float:
-    if not one.value or not other.value:
-        return math.inf
-    return max(one.value / other.value, other.value / one.value)
-
-
-def _ratio(cheap: CriticalBatch, direct: CriticalBatch) -> str:
-    if not cheap.value or not direct.value:
-        return ""
-    larger, smaller = (cheap, direct) if cheap.value >= direct.value else (direct, cheap)
-    return f"the {larger.method}'s is {_factor(cheap, direct):.2g} times the {smaller.method}'s"

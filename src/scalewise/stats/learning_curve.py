@@ -38,6 +38,9 @@ class LearningCurve:
     alpha, beta, gamma: of ε(m) = α·m^β + γ with 95 % intervals.
     identified: whether γ is known: 0 is not in its interval, whose ends are within a factor of four.
     spread: standard deviation of log ε about the curve; 0.05 is about 5 %.
+    unknowns: of all curves that the data accept, the best one first.
+    room: t²·s² less what the loss of each of them exceeds the least by.
+    inverse: of their normal equations of a and b.
     """
 
     alpha: Interval[float]
@@ -45,45 +48,21 @@ class LearningCurve:
     gamma: Interval[float]
     identified: bool
     spread: float
-    accepted: Accepted
-
-    def at(self, size: float) -> Interval[float]:
-        """The error that a new measurement at some size would show."""
-        middle, half = self.accepted.predicted(size, new=True)
-        best = math.exp(self.accepted.middle(size))
-        return Interval(best, math.exp((middle - half).min()), math.exp((middle + half).max()))
-
-    def size_for(self, error: float) -> Interval[float | None]:
-        """Samples at which the curve comes down to an error; None where it never does."""
-        return self.accepted.sizes(error)
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """All curves that the data accept, the best one first: unknowns of each, and what is left of the limit.
-
-    The unknowns are those of `solver`; `room` is t²·s² less what the curve's loss exceeds the least by.
-    """
-
     unknowns: Array  # (curve, 3)
     room: Array  # (curve,)
-    inverse: Array  # (curve, 2, 2): of the normal equations of a and b
-    centre: float
+    inverse: Array  # (curve, 2, 2)
+    centre: float  # of log m
 
-    def middle(self, size: float) -> float:
-        """log ε of the best curve."""
-        return float(np.log(curve(self.unknowns[:1], np.array([math.log(size) - self.centre])))[0, 0])
-
-    def predicted(self, size: float, new: bool) -> tuple[Array, Array]:
-        """log ε of every curve at a size, and how far off it may be; `new` adds the noise of a measurement."""
+    def at(self, size: float) -> Interval[float]:
+        """The error that a new measurement at some size would show: its own noise comes on top of the curves'."""
         x = math.log(size) - self.centre
         values = curve(self.unknowns, np.array([x]))[:, 0]
-        share = 1 - self.unknowns[:, 2] / values
-        leverage = self._leverage(share, np.full(len(values), x))
-        return np.log(values), np.sqrt(np.maximum(self.room, 0.0) * (leverage + new))
+        leverage = self._leverage(1 - self.unknowns[:, 2] / values, np.full(len(values), x))
+        middle, half = np.log(values), np.sqrt(np.maximum(self.room, 0.0) * (leverage + 1))
+        return Interval(math.exp(middle[0]), math.exp((middle - half).min()), math.exp((middle + half).max()))
 
-    def sizes(self, error: float) -> Interval[float | None]:
-        """At which size every curve comes down to an error; some never do."""
+    def size_for(self, error: float) -> Interval[float | None]:
+        """Samples at which the curves come down to an error; None where the best one, or the last, never does."""
         a, b, g = self.unknowns.T
         reaches = (g < error) & (b < 0)
         if not reaches.any():
@@ -126,8 +105,7 @@ def fit(points: Sequence[tuple[float, float]]) -> LearningCurve:
     least = float(huber(residuals[None, :], scale)[0])
     variance = max(least / (NORMAL_LOSS * (len(x) - 3)), LEAST_SCALE**2)
     limit = t_quantile(len(x) - 3) ** 2 * variance
-    accepted = _accepted(x, logs, best, least, scale, limit, centre)
-    return _described(accepted, math.sqrt(variance))
+    return _described(*_accepted(x, logs, best, least, scale, limit), centre, math.sqrt(variance))
 
 
 def _checked(points: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
@@ -146,8 +124,8 @@ def _checked(points: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
 def _best(x: Array, logs: Array, scale: float) -> Array:
     """The unknowns with the least loss, from many starts; (1, 3)."""
     first = starts(x, logs, START_SHARES)
-    found = solve(x, np.repeat(logs, len(first), axis=0), first, scale)
-    best: Array = found.unknowns[[found.losses.argmin()]]
+    found, losses = solve(x, np.repeat(logs, len(first), axis=0), first, scale)
+    best: Array = found[[losses.argmin()]]
     return best
 
 
@@ -157,14 +135,16 @@ def _scale(residuals: Array) -> float:
     return max(1.4826 * float(np.median(np.abs(residuals))) * math.sqrt(points / max(points - 3, 1)), LEAST_SCALE)
 
 
-def _accepted(x: Array, logs: Array, best: Array, least: float, scale: float, limit: float, centre: float) -> Accepted:
+def _accepted(
+    x: Array, logs: Array, best: Array, least: float, scale: float, limit: float
+) -> tuple[Array, Array, Array]:
     """Curves with γ held at many values, coarse ones first and then fine ones where the data accept them."""
 
     def held(values: Array) -> tuple[Array, Array]:
         rows = np.repeat(logs, len(values), axis=0)
         first = starts(x, logs, values / np.exp(logs.min()))
-        found = solve(x, rows, first, scale, free_floor=False)
-        return found.unknowns, least + limit - found.losses
+        found, losses = solve(x, rows, first, scale, free_floor=False)
+        return found, least + limit - losses
 
     grid = np.linspace(0.0, MOST * float(np.exp(logs.min())), COARSE)
     _, room = held(grid)
@@ -180,17 +160,17 @@ def _accepted(x: Array, logs: Array, best: Array, least: float, scale: float, li
     weights = np.minimum(1.0, HUBER * scale / np.maximum(np.abs(logs - np.log(values)), 1e-300))
     jacobian = np.stack([share, share * x], axis=2)
     normal = np.einsum("cp,cpi,cpj->cij", weights, jacobian, jacobian) + 1e-12 * np.eye(2)
-    return Accepted(unknowns, room, np.linalg.inv(normal), centre)
+    return unknowns, room, np.linalg.inv(normal)
 
 
-def _described(accepted: Accepted, spread: float) -> LearningCurve:
+def _described(unknowns: Array, room: Array, inverse: Array, centre: float, spread: float) -> LearningCurve:
     """The best curve in its own terms, with the intervals over all accepted ones."""
-    a, b, g = accepted.unknowns.T
-    wide = np.sqrt(np.maximum(accepted.room, 0.0))
-    level = a - b * accepted.centre  # log α; its gradient in (a, b) is (1, −centre)
-    gradient = np.array([1.0, -accepted.centre])
-    of_level = wide * np.sqrt(np.einsum("i,cij,j->c", gradient, accepted.inverse, gradient))
-    of_slope = wide * np.sqrt(accepted.inverse[:, 1, 1])
+    a, b, g = unknowns.T
+    wide = np.sqrt(np.maximum(room, 0.0))
+    level = a - b * centre  # log α; its gradient in (a, b) is (1, −centre)
+    gradient = np.array([1.0, -centre])
+    of_level = wide * np.sqrt(np.einsum("i,cij,j->c", gradient, inverse, gradient))
+    of_slope = wide * np.sqrt(inverse[:, 1, 1])
     low, high = float(g.min()), float(g.max())
     return LearningCurve(
         alpha=Interval(_exp(level[0]), _exp((level - of_level).min()), _exp((level + of_level).max())),
@@ -198,7 +178,10 @@ def _described(accepted: Accepted, spread: float) -> LearningCurve:
         gamma=Interval(float(g[0]), low, high),
         identified=low > 0 and high <= IDENTIFIED_RATIO * low,
         spread=spread,
-        accepted=accepted,
+        unknowns=unknowns,
+        room=room,
+        inverse=inverse,
+        centre=centre,
     )
 
 
@@ -208,14 +191,6 @@ HUBER = 1.345  # residual, in units of their scale, from which on it counts line
 STEPS, SETTLED = 40, 1e-7  # most steps, and the longest step that counts as settled
 STEEPEST = -3.0  # β of a curve; Hestness et al. 2017 find −0.07 to −0.5
 MOST = 1.05  # of the least error: what γ may be
-
-
-@dataclass(frozen=True)
-class Solutions:
-    """The unknowns of some fits, (fit, 3), and Huber's loss of each, in squared log units."""
-
-    unknowns: Array
-    losses: Array
 
 
 def curve(unknowns: Array, x: Array) -> Array:
@@ -243,8 +218,8 @@ def starts(x: Array, logs: Array, shares: Array) -> Array:
     return np.column_stack([level, slope, gamma[:, 0]])
 
 
-def solve(x: Array, logs: Array, first: Array, scale: float, free_floor: bool = True) -> Solutions:
-    """The fits from some starts.
+def solve(x: Array, logs: Array, first: Array, scale: float, free_floor: bool = True) -> tuple[Array, Array]:
+    """The unknowns of the fits from some starts, (fit, 3), and Huber's loss of each, in squared log units.
 
     Arguments:
         x: centred log sizes, (point,).
@@ -267,7 +242,7 @@ def solve(x: Array, logs: Array, first: Array, scale: float, free_floor: bool = 
         damping = np.clip(np.where(better, damping / 3, damping * 4), 1e-9, 1e9)
         if np.abs(step).max() < SETTLED:
             break
-    return Solutions(at, losses)
+    return at, losses
 
 
 def _step(x: Array, logs: Array, at: Array, scale: float, damping: Array, free_floor: bool) -> Array:

@@ -23,7 +23,7 @@ AHEAD = (2, 4, 10)  # times the largest size seen
 
 @dataclass(frozen=True)
 class Outlook:
-    """A fitted curve, the points it was fitted to, and what is asked of it.
+    """A fitted curve, the points it was fitted to by size, and what is asked of it.
 
     small: sizes below this are in the small-data region; None where no point is.
     irreducible: the size from which on γ is more than half of the error; None where γ is not known.
@@ -37,11 +37,6 @@ class Outlook:
     target: float | None
 
     @property
-    def largest(self) -> float:
-        """The largest size that was seen."""
-        return max(size for size, _ in self.points)
-
-    @property
     def needed(self) -> Interval[float | None] | None:
         """The size for the target."""
         return None if self.target is None else self.curve.size_for(self.target)
@@ -49,23 +44,15 @@ class Outlook:
     @property
     def unreachable(self) -> bool:
         """Whether the best curve never comes down to the target."""
-        if self.target is None or (self.is_flat and self.level <= self.target):
+        if self.target is None or self.needed is None or self.needed.value is not None:
             return False
-        return self.curve.size_for(self.target).value is None
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether the best curve does not fall at all."""
-        return not self.curve.beta.value
-
-    @property
-    def level(self) -> float:
-        """What the best curve comes to at the largest size."""
-        return self.curve.at(self.largest).value or 0.0
+        is_flat = not self.curve.beta.value
+        return not is_flat or self.curve.at(self.points[-1][0]).value > self.target
 
     def to_json(self) -> dict[str, Any]:
         """What `forecast --json` prints, without what the command itself adds."""
         curve, needed = self.curve, self.needed
+        ahead = [factor * self.points[-1][0] for factor in AHEAD]
         return {
             "kind": self.kind,
             "alpha": curve.alpha.value,
@@ -74,22 +61,14 @@ class Outlook:
             "intervals": {name: getattr(curve, name).to_json() for name in ("alpha", "beta", "gamma")},
             "spread": curve.spread,
             "target": self.target,
-            "needed": None if needed is None else _samples(needed),
+            "needed": needed and {"samples": needed.value, "low": needed.low, "high": needed.high},
             "unreachable": self.unreachable,
             "regions": {"small_until": self.small, "irreducible_from": self.irreducible},
-            "ahead": [{"size": size, **curve.at(size).to_json()} for size in self.ahead()],
+            "ahead": [{"size": size, **curve.at(size).to_json()} for size in ahead],
             "points": [
                 {"size": size, "error": error, "fitted": curve.at(size).to_json()} for size, error in self.points
             ],
         }
-
-    def ahead(self) -> list[float]:
-        """Sizes to look ahead to."""
-        return [factor * self.largest for factor in AHEAD]
-
-
-def _samples(needed: Interval[float | None]) -> dict[str, float | None]:
-    return {"samples": needed.value, "low": needed.low, "high": needed.high}
 
 
 def outlook(points: Points, target: float | None = None) -> Outlook:
