@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from scalewise.present.stored import Stored
 from scalewise.present.story import Figure, Key, Table
-from scalewise.present.words import NOTHING, number, percent, short
+from scalewise.present.words import number, percent, short
 
 WIDTH, HEIGHT = 460, 290
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 26, 42
@@ -56,7 +56,9 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         """The place of a number."""
-        low, high, at = (_logarithm(one) if self.log else one for one in (self.low, self.high, value))
+        low, high, at = self.low, self.high, value
+        if self.log:
+            low, high, at = (math.log10(one) if one > 0 else -100.0 for one in (low, high, at))
         return self.start + (self.end - self.start) * ((at - low) / (high - low) if high > low else 0.5)
 
     def ticks(self) -> list[float]:
@@ -105,7 +107,7 @@ def line_chart(
     keys = tuple(Key(one.name, look % LOOKS, "dots" if one.kind == "dots" else "line") for one, look in legend)
     described = describe(title, x, y, drawn, marks)
     scales = (f"{s.low:.12g} {s.high:.12g} {s.start} {s.end} {int(s.log)}" for s in (across, up))
-    body = frame(Markup("").join(parts), described, scales=" ".join(scales))  # for the page's script
+    body = frame(parts, described, scales=" ".join(scales))  # for the page's script
     return Figure(title, body, described, _table(title, x, y, drawn), keys, note)
 
 
@@ -130,11 +132,11 @@ def series_of(
     return Series(name, points, found, kind)
 
 
-def frame(content: Markup, description: str, height: float = HEIGHT, width: float = WIDTH, scales: str = "") -> Markup:
+def frame(parts: Iterable[Markup], description: str, height: int = HEIGHT, scales: str = "") -> Markup:
     """An SVG with its text alternative."""
     focus = Markup(' tabindex="0" data-scales="{}"').format(scales) if scales else Markup("")
     return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}"{}>{}</svg>').format(
-        round(width), round(height), description, focus, content
+        WIDTH, height, description, focus, Markup("").join(parts)
     )
 
 
@@ -283,12 +285,9 @@ def _table(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Table:
     if len(places) > TABLE_ROWS:
         places = [places[round(index * (len(places) - 1) / (TABLE_ROWS - 1))] for index in range(TABLE_ROWS)]
     columns = [dict(one.points) for one in shown]
-    rows = tuple((number(place), *(_value(y, column.get(place)) for column in columns)) for place in places)
+    shown_value = (lambda value: percent(value, 2)) if y.share else number
+    rows = tuple((number(place), *(shown_value(column.get(place)) for column in columns)) for place in places)
     return Table((x.title, *(one.name for one in shown)), rows, f"{title}: {y.title} by {x.title}")
-
-
-def _value(axis: Axis, value: float | None) -> str:
-    return NOTHING if value is None else f"{100 * value:.2f} %" if axis.share else number(value)
 
 
 def fitted(values: Iterable[float], axis: Axis, start: float, end: float, room: float = 0.0) -> Scale:
@@ -333,10 +332,6 @@ def log_spaced(low: float, high: float) -> list[float]:
     return [low * ratio ** (index / (CURVE_POINTS - 1)) for index in range(CURVE_POINTS)]
 
 
-def _logarithm(value: float) -> float:
-    return math.log10(value) if value > 0 else -100.0
-
-
 @dataclass(frozen=True)
 class Spread:
     """A row of intervals: its mean, its ends, and the single values."""
@@ -366,15 +361,10 @@ def intervals(title: str, axis: Axis, rows: Sequence[Spread], reference: float |
     if not ends:
         return None
     scale = fitted(ends, axis, ROW_LEFT + 8, WIDTH - RIGHT - 8)
-    parts = [_axis(axis, scale, len(rows))]
-    if reference is not None:
-        bottom = len(rows) * ROW_HEIGHT + 4
-        parts.append(Markup('<path class="mark" d="M{:.1f} 2V{}"/>').format(scale(reference), bottom))
-    for order, row in enumerate(rows):
-        parts.append(_name(row.name, row.note, order))
-        parts.append(_interval(row, scale, order * ROW_HEIGHT + ROW_NAME + 11))
-    described = f"{title}. " + ". ".join(f"{row.name}: {row.note or 'no result'}" for row in rows) + "."
-    return Figure(title, frame(Markup("").join(parts), described, len(rows) * ROW_HEIGHT + ROW_BOTTOM), described, None)
+    line = Markup('<path class="mark" d="M{:.1f} 2V{}"/>')
+    behind = [] if reference is None else [line.format(scale(reference), len(rows) * ROW_HEIGHT + 4)]
+    drawn = [_interval(row, scale, order * ROW_HEIGHT + ROW_NAME + 11) for order, row in enumerate(rows)]
+    return _row_chart(title, axis, scale, rows, behind, drawn, None)
 
 
 def bars(title: str, axis: Axis, rows: Sequence[Bar], table: Table, keys: Sequence[Key] = ()) -> Figure | None:
@@ -383,35 +373,42 @@ def bars(title: str, axis: Axis, rows: Sequence[Bar], table: Table, keys: Sequen
     if not ends or max(ends) <= 0:
         return None
     scale = fitted([0.0, max(ends)], axis, ROW_LEFT, WIDTH - RIGHT - 8)
-    parts = [_axis(axis, scale, len(rows))]
-    for order, row in enumerate(rows):
-        parts.append(_name(row.name, row.note, order))
-        parts += [_piece(row, place, scale, order * ROW_HEIGHT + ROW_NAME + 4) for place in range(len(row.parts))]
-    described = f"{title}. " + ". ".join(f"{row.name}: {row.note}" for row in rows) + "."
-    drawing = frame(Markup("").join(parts), described, len(rows) * ROW_HEIGHT + ROW_BOTTOM)
+    drawn = [_bar(row, scale, order * ROW_HEIGHT + ROW_NAME + 4) for order, row in enumerate(rows)]
+    return _row_chart(title, axis, scale, rows, [], drawn, table, keys)
+
+
+def _row_chart(
+    title: str,
+    axis: Axis,
+    scale: Scale,
+    rows: Sequence[Spread | Bar],
+    behind: Sequence[Markup],
+    drawn: Sequence[Markup],
+    table: Table | None,
+    keys: Sequence[Key] = (),
+) -> Figure:
+    """What was drawn of each row under its name and note, above the axis."""
+    bottom, right = len(rows) * ROW_HEIGHT + 4, WIDTH - RIGHT
+    parts = [Markup('<path class="axis" d="M{} {}H{}"/>').format(ROW_LEFT, bottom, right)]
+    parts += x_ticks(axis, scale, bottom)
+    parts.append(Markup('<text class="title" x="{}" y="{}">{}</text>').format(right, bottom + 33, axis.title))
+    parts += behind
+    name = Markup('<text class="row" x="{}" y="{}">{}</text><text class="title" x="{}" y="{}">{}</text>')
+    for order, (row, shape) in enumerate(zip(rows, drawn, strict=True)):
+        height = order * ROW_HEIGHT + ROW_NAME - 2
+        parts += [name.format(ROW_LEFT, height, row.name, right, height, row.note), shape]
+    described = f"{title}. " + ". ".join(f"{row.name}: {row.note or 'no result'}" for row in rows) + "."
+    drawing = frame(parts, described, len(rows) * ROW_HEIGHT + ROW_BOTTOM)
     return Figure(title, drawing, described, table, tuple(keys))
 
 
-def _piece(row: Bar, place: int, scale: Scale, top: float) -> Markup:
-    """One part of a bar; its name is shown under the pointer."""
-    start, length, look = row.parts[place]
-    name = Markup("<title>{}</title>").format(row.names[place]) if row.names else Markup("")
-    shape = '<g class="look{}"><rect class="fill" x="{:.2f}" y="{}" width="{:.2f}" height="15">{}</rect></g>'
-    return Markup(shape).format(look, scale(start), top, max(scale(start + length) - scale(start), 0.4), name)
-
-
-def _axis(axis: Axis, scale: Scale, rows: int) -> Markup:
-    bottom = rows * ROW_HEIGHT + 4
-    parts = [Markup('<path class="axis" d="M{} {}H{}"/>').format(ROW_LEFT, bottom, WIDTH - RIGHT)]
-    parts += x_ticks(axis, scale, bottom)
-    parts.append(Markup('<text class="title" x="{}" y="{}">{}</text>').format(WIDTH - RIGHT, bottom + 33, axis.title))
-    return Markup("").join(parts)
-
-
-def _name(name: str, note: str, order: int) -> Markup:
-    shape = '<text class="row" x="{}" y="{}">{}</text><text class="title" x="{}" y="{}">{}</text>'
-    return Markup(shape).format(
-        ROW_LEFT, order * ROW_HEIGHT + ROW_NAME - 2, name, WIDTH - RIGHT, order * ROW_HEIGHT + ROW_NAME - 2, note
+def _bar(row: Bar, scale: Scale, top: float) -> Markup:
+    """The parts of a bar; the name of each is shown under the pointer."""
+    shape = Markup('<g class="look{}"><rect class="fill" x="{:.2f}" y="{}" width="{:.2f}" height="15">{}</rect></g>')
+    names = [Markup("<title>{}</title>").format(name) for name in row.names] or [Markup("")] * len(row.parts)
+    return Markup("").join(
+        shape.format(look, scale(start), top, max(scale(start + length) - scale(start), 0.4), name)
+        for (start, length, look), name in zip(row.parts, names, strict=True)
     )
 
 

@@ -10,10 +10,10 @@ import resource
 import secrets
 import signal
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
@@ -134,7 +134,7 @@ class Server:
         try:
             if len(self._connections) > self._most:
                 raise Refused(503, "too many connections; try again later")
-            request = await read_request(reader)
+            request = parse_request(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS))
             check(request)
             route = self._route(request)
             if route is None:
@@ -144,15 +144,16 @@ class Server:
                 await self._follow(request.runs, writer)
                 return
             body = await self._page(request.runs if route == "runs" else ())
+            top = head(200, "text/html; charset=utf-8", len(body), page.policy(live=True))
+            answer = top if request.method == "HEAD" else top + body
+        except asyncio.LimitOverrunError:
+            answer = refusal(Refused(431, "the request is too long"))
         except Refused as refused:
-            await _send(writer, refusal(refused))
-            return
+            answer = refusal(refused)
         except (OSError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError) as error:
             # anything may be in a run folder: what nobody thought of costs one answer, not the server
-            await _send(writer, refusal(Refused(500, f"this page could not be made: {type(error).__name__}")))
-            return
-        top = head(200, "text/html; charset=utf-8", len(body), page.policy(live=True))
-        await _send(writer, top if request.method == "HEAD" else top + body)
+            answer = refusal(Refused(500, f"this page could not be made: {type(error).__name__}"))
+        await _send(writer, answer)
 
     def _route(self, request: Request) -> str | None:
         """What is asked for, after the token; None without the slash, from which links would lead nowhere."""
@@ -247,15 +248,6 @@ class Request:
     host: str
 
 
-async def read_request(reader: asyncio.StreamReader) -> Request:
-    """The next request on a connection."""
-    try:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
-    except asyncio.LimitOverrunError:
-        raise Refused(431, "the request is too long") from None
-    return parse_request(head)
-
-
 def parse_request(head: bytes) -> Request:
     """A request from the bytes before its body.
 
@@ -313,24 +305,13 @@ class Refused(Exception):
         self.status = status
 
 
-@dataclass(frozen=True)
-class Line:
-    """A run in the list."""
-
-    name: str
-    kind: Kind
-    said: str
-    ended: bool
-    changed: str
-
-
 class Library:
     """The runs in one folder. Names come from anyone and are looked up, never trusted."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self._pages: OrderedDict[tuple[tuple[str, ...], str], bytes] = OrderedDict()
-        self._lines: OrderedDict[tuple[str, object], tuple[str, bool]] = OrderedDict()
+        self._made = lru_cache(KEPT_PAGES)(self._make)
+        self._known = lru_cache(KEPT_LINES)(self._read)
 
     def names(self) -> dict[str, Kind]:
         """All runs, newest first; the folder itself if it is one."""
@@ -359,44 +340,39 @@ class Library:
         """The page of the chosen runs, or the list for none."""
         if len(names) > MOST_CHOSEN:
             raise Refused(400, f"at most {MOST_CHOSEN} runs fit on a page")
-        folders = [self.folder(name) for name in names]
-        key = names, self.version(names)
-        if key not in self._pages:
-            self._pages[key] = (self._runs(names, folders) if names else self._list()).encode(errors="replace")
-            while len(self._pages) > KEPT_PAGES:
-                self._pages.popitem(last=False)
-        self._pages.move_to_end(key)
-        return self._pages[key]
+        for name in names:
+            self.folder(name)
+        return self._made(names, self.version(names))
 
-    def _runs(self, names: tuple[str, ...], folders: list[Path]) -> str:
-        runs = [stored.read_run(folder, name, self.root) for name, folder in zip(names, folders, strict=True)]
+    def _make(self, names: tuple[str, ...], version: str) -> bytes:
+        """The page, or the list, of a version."""
+        made = self._runs(names) if names else self._list()
+        return made.encode(errors="replace")
+
+    def _runs(self, names: tuple[str, ...]) -> str:
+        runs = [stored.read_run(self.folder(name), name, self.root) for name in names]
         query = urlencode([("run", name) for name in names])
         title = ", ".join(names)
         return page.render(title, page.stories(runs, self.root), title, live=f"events?{query}", home="./")
 
     def _list(self) -> str:
-        lines = [self._line(name, kind) for name, kind in self.names().items()]
-        return page.fill(
-            "list.html",
-            title=self.root.name,
-            sources=self.root.name,
-            lines=lines,
-            policy=page.policy(live=True),
-            live="events",
-        )
+        title, lines = self.root.name, [self._line(name, kind) for name, kind in self.names().items()]
+        shown = {"title": title, "sources": title, "lines": lines, "live": "events"}
+        return page.fill("list.html", **shown, policy=page.policy(live=True))
 
-    def _line(self, name: str, kind: Kind) -> Line:
+    def _line(self, name: str, kind: Kind) -> dict[str, object]:
+        """A run in the list."""
+        files = fingerprint(self.root / name)
+        said, ended = self._known(name, kind, files)
+        changed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stored.changed(self.root / name)))
+        return {"name": name, "kind": kind, "said": said, "ended": ended, "changed": changed}
+
+    def _read(self, name: str, kind: Kind, files: object) -> tuple[str, bool]:
+        """What a run says with these files, and whether it has ended."""
         path = self.root / name
-        key = name, fingerprint(path)
-        if key not in self._lines:
-            document, _ = stored.read_document(path / stored.document_name(kind), self.root)
-            recipe, _ = stored.read_document(path / "recipe.json", self.root)
-            run = Run(name, path, kind, document, recipe)
-            self._lines[key] = _said(run), document.is_object
-            while len(self._lines) > KEPT_LINES:
-                self._lines.popitem(last=False)
-        said, ended = self._lines[key]
-        return Line(name, kind, said, ended, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stored.changed(path))))
+        document, _ = stored.read_document(path / stored.document_name(kind), self.root)
+        recipe, _ = stored.read_document(path / "recipe.json", self.root)
+        return _said(Run(name, path, kind, document, recipe)), document.is_object
 
 
 def _said(run: Run) -> str:

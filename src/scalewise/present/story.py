@@ -105,7 +105,8 @@ class Table:
 
     def cells(self) -> list[list[Cell]]:
         """All cells as text; a drawing has none."""
-        return [[text_cell(value) for value in row] for row in self.rows]
+        plain = [[value if isinstance(value, str | Cell) else "" for value in row] for row in self.rows]
+        return [[value if isinstance(value, Cell) else Cell(value) for value in row] for row in plain]
 
 
 def table_of(
@@ -126,11 +127,6 @@ def table_of(
     cells = tuple(tuple(cell(row) for cell in shown.values()) for row in rows)
     places = frozenset(place for place, title in enumerate(shown) if title in words)
     return Table(tuple(shown), cells, caption, places, spare, own, legend)
-
-
-def text_cell(value: Value) -> Cell:
-    """A cell as text."""
-    return value if isinstance(value, Cell) else Cell(value if isinstance(value, str) else "")
 
 
 @dataclass(frozen=True)
