@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as to_json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from scalewise.cli.flags import Json, Quiet
@@ -34,6 +35,6 @@ def doctor(
         return 0  # one process of a job reads and speaks
     diagnosis = diagnose_folder(run, single)
     if json:
-        print(to_json.dumps({"findings": [finding.to_json() for finding in diagnosis.findings]}, indent=2))
+        print(to_json.dumps({"findings": [asdict(finding) for finding in diagnosis.findings]}, indent=2))
     terminal.show(terminal.console(quiet), diagnosis_story(diagnosis))
     return 0

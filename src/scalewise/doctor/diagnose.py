@@ -17,21 +17,24 @@ from scalewise.stats.noise_scale import NoiseEstimate
 Check = Callable[[Evidence, Evidence | None], Verdict]
 
 # By cause, in the order in which findings of one severity are shown: what makes all other numbers meaningless first.
-CHECKS: dict[str, Check] = {
-    "non-finite": non_finite,
-    "diverged": diverged,
-    "same-data": same_data,
-    "replicas-drifted": replicas_drifted,
-    "wrong-averaging": wrong_averaging,
-    "overlapping-shards": overlapping_shards,
-    "unshuffled": unshuffled,
-    "schedule-too-fast": schedule_too_fast,
-    "warm-up-missing": warm_up_missing,
-    "lr-not-adapted": lr_not_adapted,
-    "too-few-steps": too_few_steps,
-    "worker-batch-too-small": worker_batch_too_small,
-    "statistics-lag": statistics_lag,
+CAUSES: dict[str, tuple[Check, str]] = {
+    "non-finite": (non_finite, "steps that are not finite"),
+    "diverged": (diverged, "the loss ran away"),
+    "same-data": (same_data, "workers see the same data"),
+    "replicas-drifted": (replicas_drifted, "the copies of the model drifted apart"),
+    "wrong-averaging": (wrong_averaging, "uneven parts are averaged alike"),
+    "overlapping-shards": (overlapping_shards, "shards overlap"),
+    "unshuffled": (unshuffled, "the data are not shuffled"),
+    "schedule-too-fast": (schedule_too_fast, "the schedule runs too fast"),
+    "warm-up-missing": (warm_up_missing, "no warm-up"),
+    "lr-not-adapted": (lr_not_adapted, "the learning rate was not adapted"),
+    "too-few-steps": (too_few_steps, "too few steps for the global batch"),
+    "worker-batch-too-small": (worker_batch_too_small, "worker batch too small for batch norm"),
+    "statistics-lag": (statistics_lag, "batch-norm statistics lag behind"),
 }
+CHECKS = {cause: check for cause, (check, _) in CAUSES.items()}
+TITLES = {cause: title for cause, (_, title) in CAUSES.items()}
+TITLES["schedule-too-slow"] = "the schedule runs too slowly"  # a finding of schedule_too_fast
 # With these the gradients' noise means nothing, so what is concluded from it would lead astray.
 SPOIL_NOISE = frozenset({"non-finite", "diverged", "same-data", "replicas-drifted", "wrong-averaging"})
 # What else follows from a cause: the loss of sorted data jumps with every new label.
@@ -101,21 +104,3 @@ def noise_sentence(noise: NoiseEstimate | None) -> str:
         return NOT_MEASURED
     value, low, high = ("?" if one is None else shown(one) for one in (noise.value, noise.low, noise.high))
     return f"noise scale {value} samples (95 %: {low} to {high}): {noise.verdict}"
-
-
-TITLES = {
-    "non-finite": "steps that are not finite",
-    "diverged": "the loss ran away",
-    "same-data": "workers see the same data",
-    "replicas-drifted": "the copies of the model drifted apart",
-    "wrong-averaging": "uneven parts are averaged alike",
-    "overlapping-shards": "shards overlap",
-    "unshuffled": "the data are not shuffled",
-    "schedule-too-fast": "the schedule runs too fast",
-    "schedule-too-slow": "the schedule runs too slowly",
-    "warm-up-missing": "no warm-up",
-    "lr-not-adapted": "the learning rate was not adapted",
-    "too-few-steps": "too few steps for the global batch",
-    "worker-batch-too-small": "worker batch too small for batch norm",
-    "statistics-lag": "batch-norm statistics lag behind",
-}

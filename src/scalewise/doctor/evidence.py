@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -30,10 +30,6 @@ class Finding:
     severity: Severity
     evidence: str
     fix: str
-
-    def to_json(self) -> dict[str, str]:
-        """As it stands in `findings`."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

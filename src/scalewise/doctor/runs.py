@@ -107,27 +107,25 @@ def from_watched(name: str, processes: list[Watched]) -> Evidence:
     """What the files of all processes say together."""
     first = processes[0]
     steps = first.steps
+    taken = [step for one in processes for step in one.steps]
+    wild = {step.step for step in taken if not step.loss_finite or step.gradient_finite is False}
     return Evidence(
         name=name,
         workers=first.process.processes,
-        worker_batch=_typical([sum(step.samples) for one in processes for step in one.steps]),
+        worker_batch=_typical([sum(step.samples) for step in taken]),
         steps=len(steps),
         optimizer=first.process.optimizer.lower(),
         rates=tuple(step.lr for step in steps),
         losses=_losses(processes),
         noise=_watched_noise(processes),
         batch_norm=_watched_batch_norm(processes),
-        non_finite=tuple(sorted({step.step for one in processes for step in one.steps if _is_wild(step)})),
+        non_finite=tuple(sorted(wild)),
         processes=tuple(processes),
     )
 
 
 def _typical(values: list[int]) -> float:
     return max(1.0, float(np.median(values))) if values else 1.0
-
-
-def _is_wild(step: WatchedStep) -> bool:
-    return not step.loss_finite or step.gradient_finite is False
 
 
 def _losses(processes: list[Watched]) -> tuple[float, ...]:
