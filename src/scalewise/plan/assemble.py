@@ -89,7 +89,9 @@ def assemble(
     evidence = _evidence(facts, recipe, known, None if unreachable else target)
     critical, ranges = to_go_by(evidence.noise, evidence.direct), to_go_by(evidence.noise, evidence.direct, LEVEL)
     rated = _rated(known)
-    compute = _compute([rate for one in rated for rate in one.rates], recipe.worker_batch)
+    step_seconds, sample_seconds, compute_spread = _compute(
+        [rate for one in rated for rate in one.rates], recipe.worker_batch
+    )
     accuracy = _accuracy(recipe, known, None if unreachable else target)
     largest = _largest(facts, known, hardware.memory_bytes)
     reading = [run.input_samples_per_second for run in known.runs if run.input_samples_per_second]
@@ -106,9 +108,9 @@ def assemble(
         critical_high=ranges.high,
         lr=recipe.lr,
         lr_power=0.5 if recipe.optimizer in ADAPTIVE else 1.0,
-        step_seconds=compute.step_seconds,
-        sample_seconds=compute.sample_seconds,
-        compute_spread=compute.spread,
+        step_seconds=step_seconds,
+        sample_seconds=sample_seconds,
+        compute_spread=compute_spread,
         parameter_bytes=facts.parameter_bytes,
         latency_seconds=hardware.link.latency_seconds,
         bytes_per_second=hardware.link.bytes_per_second,
@@ -134,9 +136,8 @@ def assemble(
 
 
 def _alike(run: SeenRun, recipe: Recipe) -> bool:
-    ours, theirs = recipe, run.recipe
     same = ("worker_batch", "optimizer", "lr", "epochs")
-    return all(getattr(ours, name) == getattr(theirs, name) for name in same)
+    return all(getattr(recipe, name) == getattr(run.recipe, name) for name in same)
 
 
 def _singles(known: Known, recipe: Recipe) -> list[SeenRun]:
@@ -268,17 +269,11 @@ def _shown(critical: CriticalBatch) -> str:
     return f"{value} (95 %: {low} to {high})"
 
 
-@dataclass(frozen=True)
-class Compute:
-    """α, β and their spread: seconds of a step of b samples are α + β·b."""
+def _compute(rates: Sequence[tuple[int, float]], worker_batch: int) -> tuple[float, float, float]:
+    """α, β and their spread, where seconds of a step of b samples are α + β·b.
 
-    step_seconds: float
-    sample_seconds: float
-    spread: float
-
-
-def _compute(rates: Sequence[tuple[int, float]], worker_batch: int) -> Compute:
-    """Least squares on relative errors through the worker batches near the recipe's, with α, β ≥ 0."""
+    Least squares on relative errors through the worker batches near the recipe's, with α, β ≥ 0.
+    """
     near = [rate for rate in rates if worker_batch / NEAR <= rate[0] <= worker_batch * NEAR]
     chosen = near if len({batch for batch, _ in near}) >= 2 else rates
     batches = np.array([batch for batch, _ in chosen], float)
@@ -291,7 +286,7 @@ def _compute(rates: Sequence[tuple[int, float]], worker_batch: int) -> Compute:
         fixed, each = 1 / np.mean(design[:, 0]), 0.0
     errors = design @ np.array([fixed, each]) - 1
     spread = float(np.sqrt(np.mean(errors**2)))
-    return Compute(float(fixed), float(each), min(0.5, max(LEAST_COMPUTE_SPREAD, 1.28 * spread)))
+    return float(fixed), float(each), min(0.5, max(LEAST_COMPUTE_SPREAD, 1.28 * spread))
 
 
 def _accuracy(recipe: Recipe, known: Known, target: float | None) -> Metric:

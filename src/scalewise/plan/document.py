@@ -41,10 +41,6 @@ class Plan:
         ends = getattr(self.low[place], name), getattr(self.high[place], name)
         return ends if ends[0] is None or ends[0] <= ends[1] else (ends[1], ends[0])
 
-    def rule(self, workers: int) -> str:
-        """The LR rule that auto trains with."""
-        return "none" if workers == 1 else "adascale"
-
     def to_json(self) -> dict[str, Any]:
         """Every key of the contract, and what the rows follow from."""
         rows = [self._row(place) for place in range(len(self.rows))]
@@ -70,7 +66,8 @@ class Plan:
 
     def _row(self, place: int) -> dict[str, Any]:
         row = self.rows[place]
-        found = asdict(row) | {"rule": self.rule(row.workers), "warmup_epochs": self.recipe.warmup_epochs}
+        rule = "none" if row.workers == 1 else "adascale"  # that auto trains with
+        found = asdict(row) | {"rule": rule, "warmup_epochs": self.recipe.warmup_epochs}
         for name in INTERVALS:
             found[f"{name}_low"], found[f"{name}_high"] = self.interval(place, name)
         expected = self.metric(row.workers)
@@ -142,14 +139,9 @@ def choose(rows: Sequence[Row], wish: Wish) -> Choice:
 def _impossible(rows: Sequence[Row], wish: Wish) -> Choice:
     if wish.impossible is not None:
         return Choice(None, (), wish.impossible)
-    closest: dict[int, Row] = {}
-    if wish.deadline is not None:
-        fastest = _least(rows, _seconds)
-        closest[fastest.workers] = fastest
-    if wish.budget is not None:
-        cheapest = _least(rows, _expense)
-        closest[cheapest.workers] = cheapest
-    return Choice(None, tuple(closest.values()), "no number of workers keeps to it")
+    closest = [] if wish.deadline is None else [_least(rows, _seconds)]
+    closest += [] if wish.budget is None else [_least(rows, _expense)]
+    return Choice(None, tuple(dict.fromkeys(closest)), "no number of workers keeps to it")
 
 
 def _least(rows: Sequence[Row], key: Callable[[Row], float]) -> Row:

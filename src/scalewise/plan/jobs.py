@@ -9,7 +9,6 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,12 +66,9 @@ class Job:
 def command(job: Job) -> str:
     """The line to type: on one node, or on each of several."""
     if job.nodes == 1:
-        return shlex.join(["scalewise", *job.arguments, *_processes(job)])
+        processes = [] if job.workers == 1 else ["--processes", str(job.workers)]
+        return shlex.join(["scalewise", *job.arguments, *processes])
     return _torchrun(job, "$NODE_RANK", "$MASTER_ADDR")
-
-
-def _processes(job: Job) -> Sequence[str]:
-    return [] if job.workers == 1 else ["--processes", str(job.workers)]
 
 
 def _torchrun(job: Job, rank: str, address: str) -> str:
@@ -111,7 +107,8 @@ def _kubernetes(job: Job) -> tuple[str, str]:
     limits = (
         f'\n              resources: {{"limits": {{"nvidia.com/gpu": {job.processes}}}}}' if job.accelerator else ""
     )
-    selector = f"\n          nodeSelector: {_selector(job.accelerator)}" if job.accelerator else ""
+    label = json.dumps({"nvidia.com/gpu.product": job.accelerator})  # as NVIDIA's device discovery names it
+    selector = f"\n          nodeSelector: {label}" if job.accelerator else ""
 
     def replica(kind: str, count: int) -> str:
         return f"""    {kind}:
@@ -144,11 +141,6 @@ def _trainjob(job: Job) -> tuple[str, str]:
         f"  trainer:\n    image: {json.dumps(job.image)}\n    command: {json.dumps(words)}\n"
         f"    numNodes: {job.nodes}\n    numProcPerNode: {job.processes}{limits}\n"
     )
-
-
-def _selector(accelerator: str) -> str:
-    """The nodes that have this device, by the label that NVIDIA's device discovery gives them."""
-    return json.dumps({"nvidia.com/gpu.product": accelerator})
 
 
 def _skypilot(job: Job) -> tuple[str, str]:

@@ -19,14 +19,7 @@ from scalewise.stats.critical_batch import CriticalBatch, from_noise
 from scalewise.stats.interval import Interval
 from scalewise.stats.steps_law import Law, fit_law
 
-MEASURED, REQUESTED, RECIPE, RESULT, METRICS = (
-    "measure.json",
-    "request.json",
-    "recipe.json",
-    "result.json",
-    "metrics.jsonl",
-)
-NAMED = (MEASURED, RECIPE)
+MEASURED, RECIPE = "measure.json", "recipe.json"
 WAITING = 0.2  # share of its steps' time that a run waits for input, from which on reading limits it
 
 
@@ -142,7 +135,7 @@ def _places(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     elif path.is_dir():
-        yield from sorted(file for name in NAMED for file in path.glob(f"**/{name}"))
+        yield from sorted(file for name in (MEASURED, RECIPE) for file in path.glob(f"**/{name}"))
         yield from sorted(file for file in path.glob("*.json") if _is_link(file))
 
 
@@ -172,7 +165,7 @@ def _read(file: Path, facts: TaskFacts) -> Known:
 def _read_measurement(file: Path, facts: TaskFacts) -> Measured:
     content = read_json(file)
     _check_same(file, [content["task"]], [facts.name])
-    if (asked := file.with_name(REQUESTED)).is_file():
+    if (asked := file.with_name("request.json")).is_file():
         request = read_json(asked)
         _check_same(file, _words(request["task"], request["settings"]), _words(facts.spec, facts.settings))
     rungs = (content.get("verified") or {}).get("rungs") or []
@@ -181,8 +174,8 @@ def _read_measurement(file: Path, facts: TaskFacts) -> Measured:
         optimizer=str(content["optimizer"]),
         noise=_noise(content),
         direct=_direct(content.get("verified")),
-        rates=tuple(_rate(row) for row in content["throughput"]),
-        largest_worker_batch=_largest(content),
+        rates=tuple(_pair(row, "worker_batch", "samples_per_second") for row in content["throughput"]),
+        largest_worker_batch=int(_amount(content["largest_worker_batch"]) or 0) or None,
         device=str(content.get("device", "cpu")),
         trained_global_batch=max((int(rung["global_batch"]) for rung in rungs), default=0),
         memory=_memory_line(content.get("memory")),
@@ -213,21 +206,17 @@ def _direct(verified: dict[str, Any] | None) -> Law | CriticalBatch | None:
     if not verified:
         return None
     if "law" in verified:
-        return fit_law(_point(point) for point in verified["law"]["points"])
+        return fit_law(_pair(point, "global_batch", "steps") for point in verified["law"]["points"])
     found = _ends(verified["critical_batch"])
     return CriticalBatch(found.value, found.low, found.high, "branch")
 
 
-def _point(point: dict[str, Any]) -> tuple[int, float]:
-    batch, steps = int(point["global_batch"]), float(point["steps"])
-    if not (batch > 0 and 0 < steps < math.inf):
-        raise ValueError(f"{point} is no number of steps")
-    return batch, steps
-
-
-def _largest(content: dict[str, Any]) -> int | None:
-    found = _amount(content["largest_worker_batch"])
-    return None if not found else int(found)
+def _pair(row: dict[str, Any], batch_name: str, name: str) -> tuple[int, float]:
+    """A batch, and what was measured with it."""
+    batch, value = int(row[batch_name]), float(row[name])
+    if not (batch > 0 and 0 < value < math.inf):
+        raise ValueError(f"{row} has no {batch_name} and {name} above 0")
+    return batch, value
 
 
 def _memory_line(memory: dict[str, Any] | None) -> MemoryLine | None:
@@ -238,21 +227,14 @@ def _memory_line(memory: dict[str, Any] | None) -> MemoryLine | None:
     return MemoryLine(baseline + peak - each * batch, each)
 
 
-def _rate(row: dict[str, Any]) -> tuple[int, float]:
-    batch, rate = int(row["worker_batch"]), float(row["samples_per_second"])
-    if not (batch > 0 and 0 < rate < float("inf")):
-        raise ValueError(f"{row} is no throughput")
-    return batch, rate
-
-
 def _read_run(folder: Path, facts: TaskFacts) -> Known:
     """A finished run; one that has not ended has nothing to say here."""
     stored = read_json(folder / RECIPE)
     _check_same(folder, _words(stored["task"], stored["settings"]), _words(facts.spec, facts.settings))
-    if not (folder / RESULT).is_file():
+    if not (folder / "result.json").is_file():
         return Known(notes=(f"{folder} has not come to its end and is left out",))
-    result = read_json(folder / RESULT)
-    lines = [*records.read(folder / METRICS)]
+    result = read_json(folder / "result.json")
+    lines = [*records.read(folder / "metrics.jsonl")]
     epochs = [line for line in lines if line["kind"] == "epoch"]
     values = [(line["step"], _finite(line["validation"][facts.metric])) for line in epochs if line["validation"]]
     test = _finite(result["test"].get(facts.metric))
