@@ -168,15 +168,11 @@ def _laid_out(views: Sequence[tuple[bool, RenderableType | None]], width: int) -
             needed = sum(wide.measure(one).maximum for one in (*row, following[0][1])) + GAP * len(row)
             if needed <= width:
                 continue
-        parts += ["", row[0] if len(row) == 1 else _beside(row)]
+        beside = Grid.grid(padding=(0, GAP, 0, 0))
+        beside.add_row(*row)
+        parts += ["", row[0] if len(row) == 1 else beside]
         row = []
     return parts
-
-
-def _beside(views: Sequence[RenderableType]) -> Grid:
-    grid = Grid.grid(padding=(0, GAP, 0, 0))
-    grid.add_row(*views)
-    return grid
 
 
 def table_view(table: Table, width: int) -> Grid:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -236,12 +236,7 @@ def parts_of_step(
 
 def medians(rounds: Sequence[Parts]) -> Parts:
     """Each part's median over rounds; the parts need not add up to the step's to the last digit."""
-    return Parts(
-        *(
-            statistics.median(getattr(one, name) for one in rounds)
-            for name in ("step_seconds", "communication_seconds", "imbalance_seconds", "input_seconds")
-        )
-    )
+    return Parts(*(statistics.median(getattr(one, field.name) for one in rounds) for field in fields(Parts)))
 
 
 def lost(own: Parts, base: Parts, ideal_seconds: float) -> Lost:
@@ -259,10 +254,7 @@ def lost(own: Parts, base: Parts, ideal_seconds: float) -> Lost:
         its: float = getattr(base, name)
         return (mine - scale * its) / own.step_seconds
 
-    communication, imbalance, waiting, computing = (
-        share(f"{name}_seconds") for name in ("communication", "imbalance", "input", "compute")
-    )
-    return Lost(communication, imbalance, waiting, computing)
+    return Lost(*(share(f"{name}_seconds") for name in ("communication", "imbalance", "input", "compute")))
 
 
 def efficiency_rounds(rates: Mapping[int, Sequence[float]], processes: int, base: int) -> list[float]:

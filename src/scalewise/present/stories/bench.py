@@ -26,11 +26,11 @@ BUSY = 0.5  # running programs per core, before anything was timed, from which o
 AGAINST = {"collectives": "bytes", "devices": "size", "scaling": "processes"}
 ACROSS = ("processes", "workers", "bytes", "worker_batch", "size")
 UP = ("samples_per_second", "bus_bytes_per_second", "gflops", "gigabytes_per_second", "step_seconds", "seconds")
-QUESTIONS = {
-    "devices": "Which operations are worth sending to the device?",
-    "collectives": "What does the link carry?",
-    "scaling": "How well does training scale over processes?",
-    "parallelism": "Which kind of parallelism is fastest?",
+KINDS = {  # the question of each, and its own sections
+    "devices": ("Which operations are worth sending to the device?", device_sections),
+    "collectives": ("What does the link carry?", collective_sections),
+    "scaling": ("How well does training scale over processes?", scaling_sections),
+    "parallelism": ("Which kind of parallelism is fastest?", parallelism_sections),
 }
 
 
@@ -38,12 +38,7 @@ def benching_story(document: Stored) -> Story:
     """The story of one bench."""
     rows = [row for row in document.parts("rows")[:MOST_ROWS] if row.is_object]
     kind = document.text("kind")
-    own = {
-        "devices": device_sections,
-        "collectives": collective_sections,
-        "scaling": scaling_sections,
-        "parallelism": parallelism_sections,
-    }.get(kind)
+    question, own = KINDS.get(kind, (f"What did bench {kind} find?", None))
     sections = [
         *(own(document, rows) if own and rows else []),
         scaling_section(rows),
@@ -52,19 +47,14 @@ def benching_story(document: Stored) -> Story:
         measured_section(document, rows),
     ]
     return Story(
-        question=QUESTIONS.get(kind, f"What did bench {kind} find?"),
-        answer=answer(document, rows),
+        question=question,
+        answer=document.text("advice") or sentence(_said(document, rows)),
         sections=kept(*sections),
     )
 
 
-def answer(document: Stored, rows: Sequence[Stored]) -> str:
-    """What the bench says itself, or what it comes to."""
-    own = next((text for name in ("answer", "verdict", "advice", "sentence") if (text := document.text(name))), "")
-    return own or sentence(_said(document, rows))
-
-
 def _said(document: Stored, rows: Sequence[Stored]) -> str:
+    """What a bench without advice of its own comes to."""
     link, peaks = document.part("link"), document.parts("peaks")
     if link.number("bytes_per_second") is not None:
         rate, latency = size(link.number("bytes_per_second")), seconds(link.number("latency_seconds"))
@@ -184,11 +174,11 @@ def _parts(rows: Sequence[Stored]) -> Figure | None:
     for row in rows:
         amounts = [max(0.0, row.number(f"{part}_seconds") or 0.0) for part in PARTS]
         starts = [sum(amounts[:place]) for place in range(len(amounts))]
-        name = count(row.number("processes"), "process", "processes")
-        looks = zip(starts, amounts, (0, 1, 2, 3), strict=True)
-        parts = tuple((1e3 * start, 1e3 * amount, look) for start, amount, look in looks)
-        drawn.append(Bar(name, seconds(sum(amounts)), parts))
-        cells.append((name, *map(seconds, amounts)))
+        parts = tuple(
+            (1e3 * start, 1e3 * amount, look) for look, (start, amount) in enumerate(zip(starts, amounts, strict=True))
+        )
+        drawn.append(Bar(processes_of(row), seconds(sum(amounts)), parts))
+        cells.append((processes_of(row), *map(seconds, amounts)))
     table = Table(("processes", *PARTS), tuple(cells), "What a step is made of")
     keys = [Key(part, look, "fill") for look, part in enumerate(PARTS)]
     return bars("What a step is made of", Axis("milliseconds"), drawn, table, keys)

@@ -104,20 +104,12 @@ def _from_size(row: Stored) -> Cell:
 
 def _training(rows: Sequence[Stored]) -> Table:
     """The built-in CNN on each device."""
-
-    def to_loss(row: Stored) -> str:
-        reached = row.number("seconds_to_loss")
-        return "not reached" if reached is None else seconds(reached)
-
-    def busy(row: Stored) -> str:
-        return "?" if row.number("utilisation") is None else percent(row.number("utilisation"))
-
     columns: Columns[Stored] = {
         "device": place_of,
         "step (95 %)": lambda row: in_unit(*row.ranged("step_seconds"), units=TIMES),
         "samples/s": number_of("samples_per_second", shown=rough),
-        "to loss": to_loss,
-        "busy": busy,
+        "to loss": number_of("seconds_to_loss", shown=lambda value: "not reached" if value is None else seconds(value)),
+        "busy": number_of("utilisation", shown=lambda value: "?" if value is None else percent(value)),
         "over time": lambda row: Sparkline(tuple(row.numbers("utilisation_over_time")), top=1.0),
     }
     return table_of(rows, columns, "Training")
@@ -128,12 +120,12 @@ def collective_sections(document: Stored, rows: Sequence[Stored]) -> list[Sectio
     found = []
     for processes in sorted({row.number("processes") or 0.0 for row in rows}):
         own = [row for row in rows if row.number("processes") == processes]
-        where = f"{count(processes, 'process', 'processes')}{hosts_of(document, ' over ')}"
-        found.append(Section(f"{where}: time, and bus bandwidth as a curve", (_collectives(own),)))
+        where = count(processes, "process", "processes")
+        title = f"{where}{hosts_of(document, ' over ')}: time, and bus bandwidth as a curve"
+        found.append(Section(title, (_collectives(own),)))
         fits = [line for line in document.parts("fits") if line.number("processes") == processes]
         if fits:
-            title = f"{count(processes, 'process', 'processes')}: seconds = latency + bytes ÷ bandwidth (95 %)"
-            found.append(Section(title, (_fits(fits),)))
+            found.append(Section(f"{where}: seconds = latency + bytes ÷ bandwidth (95 %)", (_fits(fits),)))
     return found
 
 
@@ -171,10 +163,7 @@ def scaling_sections(document: Stored, rows: Sequence[Stored]) -> list[Section]:
     title = f"{document.text('task')}, {document.text('mode')} scaling, {many}{hosts_of(document, ', ')}"
     parts = {name: number_of(f"{name}_seconds", shown=seconds) for name in ("step", *PARTS)}
     times = table_of(rows, {"processes": number_of("processes"), **parts}, "A step")
-    found = [
-        Section(title, (_speeds(rows),)),
-        Section("A step, in the mean over processes", (times,)),
-    ]
+    found = [Section(title, (_speeds(rows),)), Section("A step, in the mean over processes", (times,))]
     if len(rows) > 1:
         found.append(Section("What ideal scaling would save of a step", (_lost(rows[1:]),)))
     return found

@@ -134,13 +134,11 @@ def rows_table(rows: Sequence[Stored], name: str, several: bool, higher: bool, s
         "train": lambda row: metric(name, row.number("train", "mean")),
         "samples/s": number_of("samples_per_second"),
         f"against single{points}": (lambda row: _against(row, name, higher)) if compared else None,
-        "seeds done": None if seeds is None else lambda row: f"{_ended(row)}/{seeds}",
+        "seeds done": None
+        if seeds is None
+        else lambda row: f"{len(row.parts('seeds')) + len(row.parts('failed'))}/{seeds}",
     }
     return table_of(rows, columns, "All rows", spare=SPARE, legend=LEGEND if compared else "")
-
-
-def _ended(row: Stored) -> int:
-    return len(row.parts("seeds")) + len(row.parts("failed"))
 
 
 def _test(row: Stored, name: str) -> Cell:

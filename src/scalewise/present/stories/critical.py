@@ -8,12 +8,12 @@ from scalewise.present.charts import Axis, Mark, Series, line_chart, log_spaced,
 from scalewise.present.stored import Stored
 from scalewise.present.story import Block, Cell, Figure, Line, Only, Section, Table, Tone, kept
 from scalewise.present.words import interval, number, percent, rough
+from scalewise.stats.critical_batch import CriticalBatch
 
 
 def bounded(critical: Stored) -> bool:
     """Whether a critical batch rules anything out."""
-    value, low, high = critical.estimate()
-    return value is not None if low is None and high is None else bool(low) or high is not None
+    return CriticalBatch(*critical.estimate(), "sweep").bounded
 
 
 def shown(critical: Stored) -> str:

@@ -9,7 +9,7 @@ from scalewise.plan.hardware import ETHERNET_LATENCY
 from scalewise.plan.model import Inputs
 from scalewise.present.charts import Axis, Mark, Series, line_chart, series_of
 from scalewise.present.stored import Stored, number_of, text_of
-from scalewise.present.story import Cell, Columns, Command, Fact, Planner, Section, Story, Value, kept, table_of
+from scalewise.present.story import Cell, Columns, Command, Fact, Planner, Section, Story, kept, table_of
 from scalewise.present.words import (
     aligned,
     count,
@@ -58,8 +58,8 @@ def planning_story(document: Stored) -> Story:
 
 
 def recommended(document: Stored, rows: Sequence[Stored]) -> Stored | None:
-    """The row that the plan recommends, given as a row or by its number of workers."""
-    workers = document.number("recommended", "workers") or document.number("recommended")
+    """The row that the plan recommends."""
+    workers = document.number("recommended", "workers")
     return next((row for row in rows if row.number("workers") == workers), None)
 
 
@@ -89,18 +89,16 @@ def answer(document: Stored) -> str:
 
 def refusal(document: Stored) -> str:
     """Why no row is recommended, and what comes closest."""
-    closest = [_close(row) for row in document.parts("closest")]
+    closest = []
+    for row in document.parts("closest"):
+        cost = "" if row.number("cost") is None else f" for {money(row.number('cost'))}"
+        closest.append(f"{count(row.number('workers'), 'worker')} with {seconds(row.number('seconds'))}{cost}")
     if not closest:
         return document.text("reason") or "no number of workers does what was asked for"
     deadline, budget = document.number("deadline_seconds"), document.number("budget")
     wishes = [] if deadline is None else [f"--deadline {seconds(deadline)}"]
     wishes += [] if budget is None else [f"--budget {budget:g}"]
     return f"no number of workers keeps to {listed(wishes)}: the closest possible is {' or '.join(closest)}"
-
-
-def _close(row: Stored) -> str:
-    cost = "" if row.number("cost") is None else f" for {money(row.number('cost'))}"
-    return f"{count(row.number('workers'), 'worker')} with {seconds(row.number('seconds'))}{cost}"
 
 
 def _facts(chosen: Stored | None) -> tuple[Fact, ...]:
@@ -164,12 +162,11 @@ def rows_section(document: Stored, rows: Sequence[Stored], chosen: Stored | None
     own = next((place for place, row in enumerate(rows) if row is chosen), None)
     spare, legend = (spelled(name), "samples", "steps"), _legend(document, rows, chosen)
     table = table_of(rows, columns, "Every number of workers", ["limited by"], spare, own, legend)
-    cells = [tuple(map(_recommended, row)) if place == own else row for place, row in enumerate(table.rows)]
+    cells = [
+        tuple(Cell(cell, "good") if isinstance(cell, str) else cell for cell in row) if place == own else row
+        for place, row in enumerate(table.rows)
+    ]
     return Section("The plan", (replace(table, rows=tuple(cells)),))
-
-
-def _recommended(cell: Value) -> Value:
-    return Cell(cell, "good") if isinstance(cell, str) else cell
 
 
 def _efficiency_words(value: float | None) -> str:

@@ -44,14 +44,14 @@ LETTERS = dict(zip((*PHASES, OTHER), "rmpqtflobscnwue·", strict=True))
 def profiling_story(document: Stored) -> Story:
     """The story of one profile."""
     task = document.text("task")
+    bottleneck, advice = document.text("bottleneck"), document.text("advice")
     sections = [
-        advice_section(document),
+        Section("What to try", (advice,)) if advice else None,
         phases_section(document),
         layers_section(document),
         timeline_section(document),
         usage_section(document),
     ]
-    bottleneck = document.text("bottleneck") or document.text("bottleneck", "name")
     said = bottleneck if bottleneck.endswith(".") else f"Most of it goes into {bottleneck}."
     return Story(
         question=f"Where does the time of a step go{f' in {task}' if task else ''}?",
@@ -75,13 +75,6 @@ def _facts(document: Stored) -> tuple[Fact, ...]:
         place = f"{count(document.number('threads'), 'thread')} each, {document.text('device')}"
         found.append(Fact("processes", number(document.number("processes")), place))
     return tuple(found)
-
-
-def advice_section(document: Stored) -> Section | None:
-    """What to try."""
-    lines = [part.shown() for part in document.parts("advice")] or [document.text("advice")]
-    blocks = tuple(line for line in lines if line)
-    return Section("What to try", blocks) if blocks else None
 
 
 def phases_section(document: Stored) -> Section | None:

@@ -190,7 +190,9 @@ def runs_section(runs: Sequence[Run]) -> Section:
         "samples": lambda run: number(run.document.number("samples")),
         f"test {spelled(name)}": lambda run: metric(name, run.document.number("test", name)),
         "samples/s": lambda run: number(run.document.number("samples_per_second")),
-        "noise scale": _noise_scale,
+        "noise scale": lambda run: (
+            estimate(noise) if (noise := run.document.part("noise_scale")).is_object else NOTHING
+        ),
         "weights": lambda run: run.document.text("weights_sha256")[:12],
     }
     return Section("Runs", (table_of(runs, columns, "The runs", ["weights"]),))
@@ -199,11 +201,6 @@ def runs_section(runs: Sequence[Run]) -> Section:
 def _global_batch(run: Run) -> str:
     workers, batch = (run.recipe.number("recipe", name) for name in ("workers", "worker_batch"))
     return number(None if workers is None or batch is None else workers * batch)
-
-
-def _noise_scale(run: Run) -> str:
-    noise = run.document.part("noise_scale")
-    return estimate(noise) if noise.is_object else NOTHING
 
 
 def curves_section(runs: Sequence[Run]) -> Section | None:
@@ -278,15 +275,11 @@ def recipe_section(run: Run, named: bool) -> Section | None:
     if reasons:
         blocks.append(Table(DERIVED, reasons, "What was derived", frozenset({1, 2})))
     own = dict(run.environment.part("task", "recipe").items())
-    rows = tuple((name, value.shown(), _own(value, own.get(name))) for name, value in fields)
+    differ = {name: own[name].shown() for name, value in fields if name in own and own[name].value != value.value}
+    rows = tuple((name, value.shown(), differ.get(name, "")) for name, value in fields)
     blocks.append(Table(("field", "value", "task's own"), rows, "Every field of the recipe", frozenset({1, 2})))
     task = " ".join([stored.text("task"), *(setting.shown() for setting in stored.parts("settings"))])
     return Section(f"Recipe{f' of {run.name}' if named else ''}", tuple(blocks), f"Task: {task}.", folded=True)
-
-
-def _own(value: Stored, own: Stored | None) -> str:
-    """What the task's own recipe says, where that is something else."""
-    return "" if own is None or own.value == value.value else own.shown()
 
 
 def derived_cells(stored: Stored) -> list[tuple[str, Cell, Cell]]:
