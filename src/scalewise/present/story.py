@@ -50,7 +50,7 @@ Place = Literal["terminal", "page"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell that is more than a plain value."""
+    """Text with a tone, in a table or as a line of its own; a plain one is a `str`."""
 
     text: str
     tone: Tone = "plain"
@@ -205,15 +205,7 @@ class Command:
     text: str
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of text with a tone; a plain one is a `str`."""
-
-    text: str
-    tone: Tone = "plain"
-
-
-Shown = Table | Figure | Switch | Finding | Planner | Command | Line | str
+Shown = Table | Figure | Switch | Finding | Planner | Command | Cell | str
 
 
 @dataclass(frozen=True)

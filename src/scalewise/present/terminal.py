@@ -20,7 +20,6 @@ from scalewise.present.story import (
     Figure,
     Finding,
     Lanes,
-    Line,
     Meter,
     Plot,
     Section,
@@ -115,7 +114,7 @@ def _notes(notes: Sequence[str]) -> RenderableType:
 def section_view(section: Section, width: int) -> RenderableType | None:
     """A section's title, lead and blocks; None if it has nothing for a terminal."""
     blocks = section.shown("terminal")
-    views = [(isinstance(block, str | Line), block_view(block, width)) for block in blocks]
+    views = [(isinstance(block, str | Cell), block_view(block, width)) for block in blocks]
     shown = [(is_line, view) for is_line, view in views if view is not None]
     if not shown:
         return None
@@ -132,7 +131,7 @@ def block_view(block: Shown, width: int) -> RenderableType | None:
     """One block; None for what only a page has."""
     if isinstance(block, str):
         return Text(block)
-    if isinstance(block, Line):
+    if isinstance(block, Cell):
         return Text(block.text, style=STYLES[block.tone])
     if isinstance(block, Table):
         grid = table_view(block, width)

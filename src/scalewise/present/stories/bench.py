@@ -17,7 +17,7 @@ from scalewise.present.stories.bench_tables import (
     processes_of,
     scaling_sections,
 )
-from scalewise.present.story import Block, Figure, Key, Line, Only, Section, Story, Table, kept
+from scalewise.present.story import Block, Cell, Figure, Key, Only, Section, Story, Table, kept
 from scalewise.present.words import count, number, percent, rough, seconds, sentence, size
 
 MOST_ROWS = 400
@@ -94,7 +94,7 @@ def measured_section(document: Stored, rows: Sequence[Stored]) -> Section | None
     machine = document.part("topology")
     if not machine.is_object or not rows:
         return None
-    blocks: list[Block] = [Line(sentence(line.text()), "warning") for line in document.parts("missing")]
+    blocks: list[Block] = [Cell(sentence(line.text()), "warning") for line in document.parts("missing")]
     blocks += _weights(document, rows)
     most = rows[-1]
     processes, cores = most.number("processes") or 1.0, machine.number("cores") or 1.0
@@ -102,18 +102,18 @@ def measured_section(document: Stored, rows: Sequence[Stored]) -> Section | None
     if processes * threads > cores and document.text("kind") != "devices":
         each = "" if threads == 1 else f" of {number(threads)} threads"
         what = f"{processes_of(most)}{each} on {count(cores, 'core')}"
-        blocks.append(Line(f"{what}: they take turns, which shows in every figure of theirs.", "warning"))
+        blocks.append(Cell(f"{what}: they take turns, which shows in every figure of theirs.", "warning"))
     ordered = [row.number("bytes") or 0.0 for row in rows if row.text("collective") == "ordered"]
     if ordered and min(ordered) > min(row.number("bytes") or 0.0 for row in rows):
-        blocks.append(Line(f"ordered sums whole chunks of gradients, so {size(min(ordered))} at least.", "dim"))
+        blocks.append(Cell(f"ordered sums whole chunks of gradients, so {size(min(ordered))} at least.", "dim"))
     load, all_cores = machine.number("load"), machine.number("machine_cores") or 1.0
     if load is not None and load > BUSY * all_cores:
         told = f"Other programs were running (load {load:.1f} on {count(all_cores, 'core')})"
-        blocks.append(Line(f"{told}: the figures are of what they left.", "warning"))
+        blocks.append(Cell(f"{told}: the figures are of what they left.", "warning"))
     if machine.text("gpu_links"):
         blocks.append(Only("terminal", machine.text("gpu_links")))
     return Section(
-        "How it was measured", (*blocks, Line(f"{machine_words(machine)}; {rounds_words(document, most)}", "dim"))
+        "How it was measured", (*blocks, Cell(f"{machine_words(machine)}; {rounds_words(document, most)}", "dim"))
     )
 
 
@@ -122,10 +122,10 @@ def _weights(document: Stored, rows: Sequence[Stored]) -> list[Block]:
     if same is None or len(rows) < 2:
         return []
     if same:
-        return [Line("The weights are the same bytes on every number of processes.", "good")]
+        return [Cell("The weights are the same bytes on every number of processes.", "good")]
     if document.text("reduce") == "allreduce":
-        return [Line("The weights differ in bytes: --reduce allreduce is not exact.", "warning")]
-    return [Line("The weights differ in bytes: does the task make the same data in every process?", "bad")]
+        return [Cell("The weights differ in bytes: --reduce allreduce is not exact.", "warning")]
+    return [Cell("The weights differ in bytes: does the task make the same data in every process?", "bad")]
 
 
 def machine_words(machine: Stored) -> str:

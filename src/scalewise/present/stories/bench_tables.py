@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scalewise.present.stored import Stored, number_of, text_of
-from scalewise.present.story import Block, Cell, Columns, Line, Meter, Section, Sparkline, Table, table_of
+from scalewise.present.story import Block, Cell, Columns, Meter, Section, Sparkline, Table, table_of
 from scalewise.present.words import (
     RATES,
     TIMES,
@@ -205,9 +205,9 @@ def parallelism_sections(document: Stored, rows: Sequence[Stored]) -> list[Secti
     blocks: list[Block] = [table]
     for row in rows:
         if row.text("reason"):
-            blocks.append(Line(f"{row.text('name')}: {row.text('reason')}", "warning"))
+            blocks.append(Cell(f"{row.text('name')}: {row.text('reason')}", "warning"))
         elif row.text("name") == "pipeline" and row.flag("exact") is False:
-            blocks.append(Line(f"pipeline: {DRAWS}", "warning"))
+            blocks.append(Cell(f"pipeline: {DRAWS}", "warning"))
     workers = f"{count(document.number('workers'), 'worker')} × {number(document.number('worker_batch'))}"
     parts = f"{workers} in {count(document.number('micro_batches'), 'micro batch', 'micro batches')}"
     return [Section(f"{document.text('task')}: {parts}, {processes_of(document)}", tuple(blocks))]

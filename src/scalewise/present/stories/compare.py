@@ -8,7 +8,7 @@ from dataclasses import replace
 from scalewise.present.charts import LOOKS, Axis, Series, Spread, intervals, line_chart, series_of
 from scalewise.present.stored import Stored, number_of
 from scalewise.present.stories.train import DERIVED, derived_cells
-from scalewise.present.story import Block, Cell, Columns, Fact, Line, Plot, Section, Story, Table, Tone, kept, table_of
+from scalewise.present.story import Block, Cell, Columns, Fact, Plot, Section, Story, Table, Tone, kept, table_of
 from scalewise.present.words import count, difference, listed, metric, number, seconds, span, spelled, spread
 from scalewise.records import SHARES
 
@@ -99,7 +99,7 @@ def rows_section(rows: Sequence[Stored], name: str, several: bool, higher: bool)
     axis = Axis(f"test {spelled(name)}", share=name in SHARES)
     figure = intervals(f"Test {spelled(name)} by row", axis, spreads, reference)
     failed = [
-        Line(f"{title(row, several)} has no result with seed {number(one.number('seed'))}: {one.text('reason')}", "bad")
+        Cell(f"{title(row, several)} has no result with seed {number(one.number('seed'))}: {one.text('reason')}", "bad")
         for row in rows
         for one in row.parts("failed")
     ]

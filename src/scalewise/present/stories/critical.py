@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scalewise.present.charts import Axis, Mark, Series, line_chart, log_spaced, series_of
 from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Cell, Figure, Line, Only, Section, Table, Tone, kept
+from scalewise.present.story import Block, Cell, Figure, Only, Section, Table, Tone, kept
 from scalewise.present.words import interval, number, percent, rough
 from scalewise.stats.critical_batch import CriticalBatch
 
@@ -60,7 +60,7 @@ def agreement_lines(verified: Stored) -> list[Block]:
     advice = f"; {rest.partition('; ')[2]}" if "; " in rest else ""
     pair = f"{cheap.text('method')} {shown(cheap)}, {direct.text('method')} {shown(direct)}"
     tone: Tone = "good" if agreement.startswith("they agree") else "warning"
-    return [Line(f"Cheap and direct: {agreement}: {pair}{advice}.", tone)] if agreement else []
+    return [Cell(f"Cheap and direct: {agreement}: {pair}{advice}.", tone)] if agreement else []
 
 
 def sweep_blocks(verified: Stored) -> list[Block]:
@@ -89,7 +89,7 @@ def sweep_blocks(verified: Stored) -> list[Block]:
     columns = ("global batch", "learning rate", "seeds", "steps", "law", "by the others", "samples")
     legend = "steps: median over seeds ± its standard error; by the others: by the law through the other rows"
     table = Table(columns, tuple(rows), target, spare=("learning rate", "samples"), legend=legend)
-    notes = [Line(note.text(), "dim") for note in verified.parts("notes")]
+    notes = [Cell(note.text(), "dim") for note in verified.parts("notes")]
     return [Only("terminal", f"{target}:"), table, *notes] if rows else []
 
 

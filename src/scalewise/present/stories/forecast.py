@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scalewise.present.charts import Axis, Mark, Series, line_chart, log_spaced, series_of
 from scalewise.present.stored import Stored, number_of
-from scalewise.present.story import Columns, Fact, Line, Meter, Section, Story, Table, kept, table_of
+from scalewise.present.story import Cell, Columns, Fact, Meter, Section, Story, Table, kept, table_of
 from scalewise.present.words import (
     NOTHING,
     aligned,
@@ -103,7 +103,7 @@ def curve_section(document: Stored) -> Section | None:
         return None
     alpha, beta, gamma = (document.number(*names) for names in (["alpha"], ["beta"], ["gamma", "value"]))
     law = f"error = {rough(alpha)} · {_kind(document)}^{signed(rough(beta))} + {rough(gamma)}"
-    blocks = figure, errors_table(document, seen.points), Line(law, "dim")
+    blocks = figure, errors_table(document, seen.points), Cell(law, "dim")
     return Section("The learning curve", blocks, "Bars are intervals of a new measurement there.")
 
 

@@ -14,7 +14,6 @@ from scalewise.present.story import (
     Fact,
     Key,
     Lanes,
-    Line,
     Meter,
     Only,
     Section,
@@ -197,12 +196,12 @@ def _drawn_lanes(document: Stored, lanes: dict[str, list[Stored]], begin: float)
     )
 
 
-def communication(found: Stored) -> Line:
+def communication(found: Stored) -> Cell:
     """How much was under way, and how much of it cost time."""
     flight, waited, hidden, behind = (
         seconds(found.number(f"{name}_seconds")) for name in ("in_flight", "waited", "hidden", "behind_backward")
     )
-    return Line(
+    return Cell(
         f"Communication: {number(round(found.number('operations') or 0.0))} operations a step, {flight} under way: "
         f"{waited} waited for, {hidden} hidden behind work ({behind} of it behind backward)."
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from scalewise.present.stored import Stored
-from scalewise.present.story import Block, Cell, Fact, Line, Section, Story, Table, Tone, kept
+from scalewise.present.story import Block, Cell, Fact, Section, Story, Table, Tone, kept
 from scalewise.present.words import count, listed, number
 
 SHOWN_SAMPLES, SHOWN_PARAMETERS, SHOWN_LETTERS = 8, 12, 24
@@ -40,7 +40,7 @@ def replay_story(document: Stored) -> Story:
     said, tone, differing = _verdict(document)
     workers = document.parts("workers")
     sections = [
-        Section("What differs", tuple(Line(line, "bad") for line in differing)) if differing else None,
+        Section("What differs", tuple(Cell(line, "bad") for line in differing)) if differing else None,
         Section("Workers", (_workers(workers),)) if workers else None,
         Section("Gradients", (_parameters(workers),)) if workers else None,
     ]
@@ -122,7 +122,7 @@ def bisect_story(document: Stored) -> Story:
         Section(f"Recorded in step {number(step)}", (Table(columns, rows, "Records", words=frozenset({1, 2})),))
         if differ and rows
         else None,
-        Section("", (Line(again, "dim"),)) if differ and again else None,
+        Section("", (Cell(again, "dim"),)) if differ and again else None,
         _reasons(document, differ),
     ]
     return Story(
@@ -169,7 +169,7 @@ def _recomputed(document: Stored) -> str:
 def _reasons(document: Stored, differ: bool) -> Section | None:
     reasons = document.parts("reasons")
     if not reasons:
-        return Section("Likely reason", (Line(NOT_RECORDED, "warning"),)) if differ else None
+        return Section("Likely reason", (Cell(NOT_RECORDED, "warning"),)) if differ else None
     rows = tuple(
         (one.text("what"), _short(one.part("left")), _short(one.part("right")), WHY.get(one.text("what"), ""))
         for one in reasons
