@@ -18,6 +18,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from scalewise.errors import RecipeError, UsageError
 from scalewise.recipe import ADAPTIVE, USUAL_LR, Recipe, RecipeMode, fitting_rule, fitting_warmup
@@ -142,28 +144,11 @@ def warm_up(facts: Facts, workers: int) -> RowPlan:
     return _with(plan, f"lr-scaled + warm-up over {epochs:g} epoch{'' if epochs == 1 else 's'}", warmup_epochs=epochs)
 
 
-def lars(facts: Facts, workers: int) -> RowPlan:
-    """LARS with warm-up."""
-    lr = facts.base.lr if facts.base.optimizer == "lars" else USUAL_LR["lars"]
-    return _with(
-        warm_up(facts, workers),
-        f"warm-up with LARS instead, learning rate {lr:g} × √workers",
-        optimizer="lars",
-        lr=lr,
-        lr_rule="sqrt",
-    )
-
-
-def lamb(facts: Facts, workers: int) -> RowPlan:
-    """LAMB with warm-up."""
-    lr = facts.base.lr if facts.base.optimizer == "lamb" else USUAL_LR["lamb"]
-    return _with(
-        warm_up(facts, workers),
-        f"warm-up with LAMB instead, learning rate {lr:g} × √workers",
-        optimizer="lamb",
-        lr=lr,
-        lr_rule="sqrt",
-    )
+def _layerwise(optimizer: Literal["lars", "lamb"], facts: Facts, workers: int) -> RowPlan:
+    """LARS or LAMB with warm-up."""
+    lr = facts.base.lr if facts.base.optimizer == optimizer else USUAL_LR[optimizer]
+    what = f"warm-up with {optimizer.upper()} instead, learning rate {lr:g} × √workers"
+    return _with(warm_up(facts, workers), what, optimizer=optimizer, lr=lr, lr_rule="sqrt")
 
 
 def adascale(facts: Facts, workers: int) -> RowPlan:
@@ -185,8 +170,8 @@ ROWS: dict[str, Remedy] = {
     "batch-norm": batch_norm,
     "lr-scaled": lr_scaled,
     "warm-up": warm_up,
-    "lars": lars,
-    "lamb": lamb,
+    "lars": partial(_layerwise, "lars"),
+    "lamb": partial(_layerwise, "lamb"),
     "adascale": adascale,
     "auto": auto,
 }
