@@ -74,7 +74,10 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """What `compare --json` prints of it."""
-        tuned = document(self.tuned, self.budget) if self.budget is not None and self.tuned else None
+        tuned = None
+        if self.tuned:
+            rows = [row.to_json() for row in self.tuned]
+            tuned = {"budget": self.budget, "factor": TUNING_FACTOR, "seed": TUNING_SEED, "rows": rows}
         return table.document(self.lines, self.skipped, self.outcomes, self.metric, tuned)
 
 
@@ -140,12 +143,6 @@ def _trial(multiple: float, outcome: Outcome, metric: Metric) -> Trial:
         return Trial(multiple, None, None)
     validation = (outcome.result["validation"] or {}).get(metric.name)
     return Trial(multiple, outcome.result["lr"]["peak"], validation)
-
-
-def document(found: Sequence[Tuned], budget: int) -> dict[str, Any]:
-    """What `tuned` of the JSON document holds."""
-    rows = [row.to_json() for row in found]
-    return {"budget": budget, "factor": TUNING_FACTOR, "seed": TUNING_SEED, "rows": rows}
 
 
 class Remaining:
