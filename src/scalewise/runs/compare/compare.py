@@ -19,10 +19,10 @@ from scalewise.errors import Failed, UsageError
 from scalewise.recipe import fitting_lr
 from scalewise.records import finite, save_document
 from scalewise.runs.compare.comparison import Comparison
-from scalewise.runs.compare.jobs import Comparing, Job, Message, Setup
+from scalewise.runs.compare.jobs import Job, Message, Setup
 from scalewise.runs.compare.rows import Facts, chosen_rows, chosen_workers, lines
 from scalewise.runs.compare.table import Metric
-from scalewise.runs.compare.trainings import facts
+from scalewise.runs.compare.trainings import Comparing, facts
 from scalewise.runs.request import (
     Notice,
     Numbers,
@@ -265,7 +265,12 @@ def _trained(
         jobs = 1
     setup = Setup(subject.spec, subject.data, folder, begun.hold_out, request.device, max(1, available_cores() // jobs))
     follow(comparison, Started(jobs, threads))
-    with _pool(setup, subject, jobs) as pool:
+    pool: Runner
+    if subject.task.origin is None:  # processes load the task by its name, and it has none
+        pool = InProcess(Comparing(setup, {tuple(subject.settings): subject.task}))
+    else:
+        pool = Pool(jobs, Comparing(setup))
+    with pool:
 
         def ask(number: int) -> None:
             pool.stop(number)
@@ -279,13 +284,6 @@ def _trained(
 
 
 Runner = Pool[Job, Message] | InProcess[Job, Message]
-
-
-def _pool(setup: Setup, subject: Subject, jobs: int) -> Runner:
-    """Processes that load the task by its name; this one where it has none."""
-    if subject.task.origin is None:
-        return InProcess(Comparing(setup, {tuple(subject.settings): subject.task}))
-    return Pool(jobs, Comparing(setup))
 
 
 def _train_all(pool: Runner, comparison: Comparison, follow: Follow) -> None:

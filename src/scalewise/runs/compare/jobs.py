@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import field
-from typing import TYPE_CHECKING
-
-from scalewise.engine.processes.signals import Stop
-from scalewise.errors import ScalewiseError
-
-if TYPE_CHECKING:
-    from scalewise.tasks.task import Task
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,37 +87,3 @@ class Stopped:
 
 
 Message = Progress | Outcome | Stopped
-
-
-@dataclass(frozen=True)
-class Comparing:
-    """The work of a comparison's pool."""
-
-    setup: Setup
-    tasks: dict[tuple[str, ...], Task] = field(default_factory=dict)  # by settings, filled in each process
-
-    @property
-    def folder(self) -> Path:
-        """Where the processes' logs go."""
-        return self.setup.folder
-
-    def perform(self, job: Job, send: Callable[[Message], None], stop: Stop) -> Outcome | Stopped:
-        """Train, resume or read one run."""
-        from scalewise.runs.compare.trainings import perform
-        from scalewise.tasks.load import load_task
-
-        settings = job.line.plan.settings
-        try:
-            if settings not in self.tasks:
-                self.tasks[settings] = load_task(self.setup.task_spec, settings, self.setup.data)
-        except ScalewiseError as error:
-            return Outcome(job, None, None, Failure(str(error), error.exit_code, False), [])
-        return perform(job, self.tasks[settings], self.setup, send, stop)
-
-    def died(self, job: Job, reason: str) -> Outcome:
-        """A failed run."""
-        return Outcome(job, None, None, Failure(reason, 1, False), [])
-
-    def stopped(self, job: Job) -> Stopped:
-        """A run to resume."""
-        return Stopped(job)

@@ -6,13 +6,11 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
-from typing import Any
-
-from torch import nn
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from scalewise import records
 from scalewise.engine.auto import complete
-from scalewise.engine.data import streams
 from scalewise.engine.data.samples import open_samples
 from scalewise.engine.placement import Placement
 from scalewise.engine.processes.failures import translated
@@ -20,30 +18,57 @@ from scalewise.engine.processes.signals import Stop
 from scalewise.engine.store.folder import RunFolder, RunRecipe, check_same, read_recipe
 from scalewise.errors import Interrupted, NonFiniteLoss, ScalewiseError, TaskError
 from scalewise.recipe import Derived, Recipe
-from scalewise.runs.compare.jobs import Failure, Job, Outcome, Progress, Setup, Stopped
+from scalewise.runs.compare.jobs import Failure, Job, Message, Outcome, Progress, Setup, Stopped
 from scalewise.runs.compare.rows import Facts
+from scalewise.runs.measure.memory.steps import has_batch_norm
 from scalewise.runs.run import started_in
-from scalewise.tasks.load import settings_of
+from scalewise.tasks.load import load_task, settings_of
 from scalewise.tasks.task import Task
 
 FAILURE_FILE = "failure.json"
 REPORT_SECONDS = 0.2
 
-Report = Callable[[Progress], None]
+Report = Callable[[Message], None]
 
 
 def facts(task: Task, task_spec: str, settings: tuple[str, ...], base: Recipe) -> Facts:
     """What the rows need to know of a task; the model is built once to see whether it has batch norm."""
-    with streams.undisturbed():
-        model = task.model()
-    normalized = isinstance(model, nn.Module) and any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
-    )
     samples = len(open_samples(task.train, 0, "training"))
     changed = [name for name in Recipe.model_fields if getattr(base, name) != getattr(task.recipe, name)]
     changes = ", ".join(f"{name} {getattr(base, name)}" for name in changed if name not in ("threads", "compile"))
     takes_bn = task.origin is not None and "bn" in settings_of(task_spec)
-    return Facts(base, settings, samples, normalized, takes_bn, changes)
+    return Facts(base, settings, samples, has_batch_norm(task), takes_bn, changes)
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """The work of a comparison's pool."""
+
+    setup: Setup
+    tasks: dict[tuple[str, ...], Task] = field(default_factory=dict)  # by settings, filled in each process
+
+    @property
+    def folder(self) -> Path:
+        """Where the processes' logs go."""
+        return self.setup.folder
+
+    def perform(self, job: Job, send: Report, stop: Stop) -> Outcome | Stopped:
+        """Train, resume or read one run."""
+        settings = job.line.plan.settings
+        try:
+            if settings not in self.tasks:
+                self.tasks[settings] = load_task(self.setup.task_spec, settings, self.setup.data)
+        except ScalewiseError as error:
+            return Outcome(job, None, None, Failure(str(error), error.exit_code, False), [])
+        return perform(job, self.tasks[settings], self.setup, send, stop)
+
+    def died(self, job: Job, reason: str) -> Outcome:
+        """A failed run."""
+        return Outcome(job, None, None, Failure(reason, 1, False), [])
+
+    def stopped(self, job: Job) -> Stopped:
+        """A run to resume."""
+        return Stopped(job)
 
 
 def perform(job: Job, task: Task, setup: Setup, report: Report, stop: Stop) -> Outcome | Stopped:
@@ -59,14 +84,19 @@ def perform(job: Job, task: Task, setup: Setup, report: Report, stop: Stop) -> O
             done = _stored(job, folder, run, task)
             assert done is not None
             done = dataclasses.replace(done, stored=False)
-        _check_metric(done, task)
+        numbers: list[str] = [*done.result["test"]] if done.result is not None else []
+        if numbers and task.metric not in numbers:
+            raise TaskError(f"the task's metric {task.metric!r} must be among its numbers, got {', '.join(numbers)}")
         return done
     except Interrupted:
         return Stopped(job)
-    except ScalewiseError as error:
-        return _failed(job, folder, recipe, task, error)
     except Exception as error:
-        return _failed(job, folder, recipe, task, translated(error))
+        known = error if isinstance(error, ScalewiseError) else translated(error)
+        failure = Failure(str(known), known.exit_code, isinstance(known, NonFiniteLoss))
+        if folder.recipe.is_file():
+            text = json.dumps(dataclasses.asdict(failure), indent=2) + "\n"
+            records.write_atomically(folder.path / FAILURE_FILE, text)
+        return Outcome(job, recipe, None, failure, curve(folder, task))
 
 
 def resolved(job: Job, task: Task, setup: Setup, folder: RunFolder) -> RunRecipe:
@@ -116,28 +146,12 @@ def _train(job: Job, task: Task, setup: Setup, run: RunRecipe, folder: RunFolder
         started.train(report_now_and_then)
 
 
-def _check_metric(outcome: Outcome, task: Task) -> None:
-    numbers: list[str] = [*outcome.result["test"]] if outcome.result is not None else []
-    if numbers and task.metric not in numbers:
-        raise TaskError(f"the task's metric {task.metric!r} must be among its numbers, got {', '.join(numbers)}")
-
-
-def _failed(job: Job, folder: RunFolder, recipe: Recipe | None, task: Task, error: ScalewiseError) -> Outcome:
-    failure = Failure(str(error), error.exit_code, isinstance(error, NonFiniteLoss))
-    if folder.recipe.is_file():
-        text = json.dumps(dataclasses.asdict(failure), indent=2) + "\n"
-        records.write_atomically(folder.path / FAILURE_FILE, text)
-    return Outcome(job, recipe, None, failure, curve(folder, task))
-
-
 def curve(folder: RunFolder, task: Task) -> list[tuple[float, float, float | None]]:
     """(epoch, training metric, validation metric) at every epoch's end."""
     if not folder.metrics.is_file():
         return []
-    assert task.metric is not None
-    return [_point(record, task.metric) for record in records.read(folder.metrics) if record["kind"] == "epoch"]
-
-
-def _point(record: dict[str, Any], metric: str) -> tuple[float, float, float | None]:
-    validation = record["validation"]
-    return record["epoch"], record["train"].get(metric), None if validation is None else validation.get(metric)
+    epochs = (record for record in records.read(folder.metrics) if record["kind"] == "epoch")
+    return [
+        (record["epoch"], record["train"].get(task.metric), (record["validation"] or {}).get(task.metric))
+        for record in epochs
+    ]
