@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from scalewise.engine.loop import Training
+from scalewise.engine.parallel.data import DataParallel
+from scalewise.engine.parallel.model import sha256
 from scalewise.engine.placement import DeviceName, Placement, ReduceName
 from scalewise.engine.processes.job import Job, Start
+from scalewise.engine.processes.team import Team
 from scalewise.errors import RecipeError, UsageError
 from scalewise.recipe import Recipe
 from scalewise.runs.bench.common import (
@@ -25,15 +29,12 @@ from scalewise.runs.bench.common import (
     stored,
     topology,
 )
+from scalewise.runs.measure.throughput import timed
 from scalewise.runs.request import Notify, Settings, load_subject, silent
 from scalewise.stats.interval import median_interval
 from scalewise.stats.timing import Lost, Parts, efficiency_rounds, lost, medians, parts_of_step, rounds
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Origin
-
-if TYPE_CHECKING:
-    from scalewise.engine.loop import Training
-    from scalewise.engine.processes.team import Team
 
 Mode = Literal["strong", "weak"]
 MOST_ROUNDS, SECONDS = 15, 25.0
@@ -65,9 +66,6 @@ class TrainingWork:
     @contextmanager
     def opened(self, team: Team) -> Iterator[Callable[[int], Took]]:
         """A training that takes and times N more steps whenever it is asked."""
-        from scalewise.engine.loop import Training
-        from scalewise.engine.parallel.data import DataParallel
-
         task = load_task(self.task.spec, self.task.settings, self.task.data)
         bare = dataclasses.replace(task, validation=None)  # an epoch's end is not what is timed
         with Training(bare, self.recipe, self.placement) as training:
@@ -87,9 +85,6 @@ class TrainingWork:
 
 
 def _timed_steps(training: Training, steps: int, advance: Callable[[int], list[float]]) -> Took:
-    from scalewise.engine.parallel.model import sha256
-    from scalewise.runs.measure.throughput import timed
-
     advance(WARM_UP_STEPS)
     training.team.barrier()
     waited = training.strategy.feed.waited_seconds
@@ -306,11 +301,8 @@ def _row(
         efficiency=efficiency,
         efficiency_low=median_interval(efficiencies)[0],
         efficiency_high=median_interval(efficiencies)[1],
-        step_seconds=own.step_seconds,
         compute_seconds=own.compute_seconds,
-        communication_seconds=own.communication_seconds,
-        imbalance_seconds=own.imbalance_seconds,
-        input_seconds=own.input_seconds,
+        **dataclasses.asdict(own),
         lost=lost(own, first, efficiency * own.step_seconds),
         steps=steps * len(parts[count]),
         rounds=len(parts[count]),
