@@ -42,6 +42,7 @@ from scalewise.runs.bench.common import (
     stored,
     topology,
 )
+from scalewise.runs.measure.throughput import timed
 from scalewise.runs.request import Notify, silent
 from scalewise.stats.interval import Interval, median_interval
 from scalewise.stats.timing import Cost, fit, rounds
@@ -78,18 +79,16 @@ class Exchanging:
     @contextmanager
     def opened(self, team: Team) -> Iterator[Callable[[Case], Timed]]:
         """Buffers are made once, when a case first comes."""
-        from scalewise.runs.measure.throughput import timed
-
-        ready: dict[tuple[str, int], Exchange] = {}
+        ready: dict[tuple[str, int], tuple[int, Callable[[], object]]] = {}
 
         def perform(case: Case) -> Timed:
             key = case.name, case.bytes
             if key not in ready:
                 ready[key] = _exchange(case.name, team, case.bytes)
-            exchange = ready[key]
-            exchange.run()  # caches are cold after another case
+            size, exchange = ready[key]
+            exchange()  # caches are cold after another case
             team.barrier()
-            return Timed(exchange.bytes, timed(exchange.run, team.device, case.times))
+            return Timed(size, timed(exchange, team.device, case.times))
 
         yield perform
 
@@ -174,7 +173,15 @@ def collectives(
     counts = processes or [1 << power for power in range(1, max(2, available_cores().bit_length()))]
     with benching(folder):
         check_timing(counts, 2, hosts, rate, seconds)
-        _check_request(sizes, profile)
+        if sizes is not None and len(set(sizes)) < 2:
+            raise UsageError(
+                "--sizes must name two sizes at least, to tell latency from bandwidth; "
+                "write for example --sizes 64kB,1MB,16MB"
+            )
+        if profile is not None and profile.is_dir():
+            raise UsageError(f"--out {profile} must be a file if it ends in .json, got a folder; choose another")
+        if profile is not None:
+            check_writable(profile.absolute().parent)
         chosen = chosen_device(device, max(counts))
         report = measure_collectives(
             counts,
@@ -191,19 +198,6 @@ def collectives(
         for path in [report.run / LINK_FILE, *([profile] if profile else [])]:
             hardware.save_link(path, report.link)
     return report
-
-
-def _check_request(sizes: Sequence[int] | None, profile: Path | None) -> None:
-    """Before minutes of timing, whether it can be fitted, and the link profile written at the end."""
-    if sizes is not None and len(set(sizes)) < 2:
-        raise UsageError(
-            "--sizes must name two sizes at least, to tell latency from bandwidth; "
-            "write for example --sizes 64kB,1MB,16MB"
-        )
-    if profile is not None and profile.is_dir():
-        raise UsageError(f"--out {profile} must be a file if it ends in .json, got a folder; choose another")
-    if profile is not None:
-        check_writable(profile.absolute().parent)
 
 
 def measure_collectives(
@@ -292,16 +286,8 @@ def _seconds(cases: Sequence[Sequence[Timed]]) -> list[list[float]]:
 ELEMENT_BYTES = 4
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """A collective that is ready to be done again and again."""
-
-    bytes: int
-    run: Callable[[], object]
-
-
-def _exchange(name: str, team: Team, size: int) -> Exchange:
-    """A collective on at least `size` bytes, in equal parts for the processes."""
+def _exchange(name: str, team: Team, size: int) -> tuple[int, Callable[[], object]]:
+    """A collective on at least `size` bytes, in equal parts for the processes: its bytes, and what does it once."""
     part = max(1, -(-size // (ELEMENT_BYTES * team.size)))
     whole = torch.zeros(part * team.size, device=team.device)
     if name == "ordered":
@@ -316,10 +302,10 @@ def _exchange(name: str, team: Team, size: int) -> Exchange:
         "all-to-all": lambda: dist.all_to_all_single(incoming, whole),
         "broadcast": lambda: dist.broadcast(whole, 0),
     }
-    return Exchange(whole.nbytes, runs[name])
+    return whole.nbytes, runs[name]
 
 
-def _ordered(team: Team, gradient: Tensor) -> Exchange:
+def _ordered(team: Team, gradient: Tensor) -> tuple[int, Callable[[], object]]:
     """The engine's own reduction of a gradient, one worker per process; its flat vector has whole chunks."""
     layout = FlatLayout({"gradient": gradient}, {}, team.size)
     _, reduction = reductions.build(Placement(), layout, team, team.size)
@@ -329,7 +315,7 @@ def _ordered(team: Team, gradient: Tensor) -> Exchange:
             reduction.launch(bucket)
         reduction.finish(lambda stretch, start: None)
 
-    return Exchange(layout.size * ELEMENT_BYTES, run)
+    return layout.size * ELEMENT_BYTES, run
 
 
 def bus_factor(name: str, processes: int) -> float:
