@@ -238,15 +238,11 @@ def limit(namespace: str, interface: str, rate: str) -> None:
 def _end_processes(namespace: str) -> None:
     """Kill what still runs in the namespace and wait until it is gone."""
     deadline = time.monotonic() + END_SECONDS
-    while (running := _processes(namespace)) and time.monotonic() < deadline:
+    while (running := _called("ip", "netns", "pids", namespace).stdout.split()) and time.monotonic() < deadline:
         for process in running:
             with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+                os.kill(int(process), signal.SIGKILL)
         time.sleep(POLL_SECONDS)
-
-
-def _processes(namespace: str) -> list[int]:
-    return [int(word) for word in _called("ip", "netns", "pids", namespace).stdout.split()]
 
 
 def _run(*words: str) -> None:

@@ -162,7 +162,10 @@ def compare_ways(task: Task, recipe: Recipe, device: DeviceName, link: Link | No
         importlib.import_module(f"scalewise.engine.parallel.{engine}")
     with joined(device) as team:
         yield "one process, to compare with"
-        expected = [_losses_alone(task, recipe, device) if team.leads else []]
+        expected: list[list[float]] = [[]]
+        if team.leads:
+            with Training(task, recipe, Placement(device=device), alone=True) as training:
+                expected = [[take_step(training) for _ in range(COMPARED_STEPS)]]
         dist.broadcast_object_list(expected, 0)
         rows: dict[str, Row] = {}
         for name, placement in ways(device).items():
@@ -179,11 +182,6 @@ def compare_ways(task: Task, recipe: Recipe, device: DeviceName, link: Link | No
         replace(row, step_seconds=times[name][0], idle_share=times[name][1]) if name in times else row
         for name, row in rows.items()
     ]
-
-
-def _losses_alone(task: Task, recipe: Recipe, device: DeviceName) -> list[float]:
-    with Training(task, recipe, Placement(device=device), alone=True) as training:
-        return [take_step(training) for _ in range(COMPARED_STEPS)]
 
 
 def take_step(training: Training) -> float:

@@ -123,19 +123,14 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-def _to_device(elements: int, device: torch.device) -> Run:
-    return _copy(elements, torch.device("cpu"), device)
-
-
-def _from_device(elements: int, device: torch.device) -> Run:
-    return _copy(elements, device, torch.device("cpu"))
-
-
 # Only where host and device have memories of their own. Carried in one direction at a time, from and to ordinary
 # (not pinned) memory, as `tensor.to(device)` does; `outputs` counts nothing, so that the bytes are those carried.
 TRANSFERS = tuple(
     Operation(name, "elements", "memory", _ELEMENTS, lambda n: 0, lambda n: n, lambda n: 0, prepare)
-    for name, prepare in (("copy to device", _to_device), ("copy from device", _from_device))
+    for name, prepare in (
+        ("copy to device", lambda elements, device: _copy(elements, torch.device("cpu"), device)),
+        ("copy from device", lambda elements, device: _copy(elements, device, torch.device("cpu"))),
+    )
 )
 
 
