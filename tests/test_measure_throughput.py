@@ -92,7 +92,7 @@ def short_rounds():
 def test_a_slow_moment_does_not_end_the_curve(monkeypatch):
     begun: list[str] = []
 
-    def timed(work, device):
+    def timed(work, device, times=1):
         """The first try at every worker batch but the first falls into another program's time."""
         work()
         return 0.05 if begun and begun.pop() != "throughput: worker batch 1" else 0.001

@@ -176,11 +176,6 @@ def _own_bytes() -> int:
     return held().own if STATUS.is_file() else 0
 
 
-def _has_room(needed: int) -> bool:
-    """Whether so much memory is free: Linux kills a process that uses more, instead of refusing it."""
-    return needed <= 0 or free_memory().bytes >= needed
-
-
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -238,7 +233,8 @@ class _Bench:
                 raise
             speeds.append(batch / found[-1].step_seconds)
             next_bytes = 2 * (_own_bytes() - before)  # of twice the samples, at most
-            if found[-1].step_seconds > MOST_STEP_SECONDS or not _has_room(next_bytes):
+            has_room = next_bytes <= 0 or free_memory().bytes >= next_bytes  # Linux would kill this process, not refuse
+            if found[-1].step_seconds > MOST_STEP_SECONDS or not has_room:
                 break
             batch *= 2
         return found
@@ -295,27 +291,19 @@ class _Bench:
         return contestant
 
     def _training_rate(self, contestant: _Contestant) -> float:
-        training, device = contestant.training, contestant.training.team.device
-
-        def work() -> None:
-            for _ in range(contestant.steps):
-                take_step(training)
-
+        training = contestant.training
         if contestant.step_seconds < COLD_SECONDS:
             take_step(training)
         waited = training.strategy.feed.waited_seconds
-        seconds = timed(work, device)
+        seconds = timed(lambda: take_step(training), training.team.device, contestant.steps)
         if not training.samples.in_memory:
-            seconds -= training.strategy.feed.waited_seconds - waited
-        return contestant.steps * training.recipe.worker_batch / seconds
+            seconds -= (training.strategy.feed.waited_seconds - waited) / contestant.steps
+        return training.recipe.worker_batch / seconds
 
     def _inference_rate(self, contestant: _Contestant) -> float:
-        def work() -> None:
-            for _ in range(contestant.inference_steps):
-                self._infer(contestant)
-
-        seconds = timed(work, contestant.training.team.device)
-        return contestant.inference_steps * contestant.worker_batch / seconds
+        device = contestant.training.team.device
+        seconds = timed(lambda: self._infer(contestant), device, contestant.inference_steps)
+        return contestant.worker_batch / seconds
 
     @torch.no_grad()
     def _infer(self, contestant: _Contestant) -> None:
