@@ -243,19 +243,23 @@ def measured(task: Task, run: RunRecipe, wanted: MeasureRequest, folder: Path, n
         wanted = replace(wanted, skip=(*wanted.skip, "memory"))
     if "noise" not in wanted.skip:
         check_groups(task, run.recipe, wanted.device)
-    _check_room(task, run.recipe, wanted)
+    if wanted.verify == "sweep":  # is there room for it in the training data, or in the budget?
+        check_ladder(default_ladder(task, run.recipe), run.recipe)
+    if wanted.verify == "branch":
+        Plan.of(single(run.recipe), training_samples(task))
     found = Measurement(task.name, run.recipe, folder)
     found = _machine(task, found, wanted, notify)
     found = _scale(task, run, found, wanted, folder, notify)
-    return _minima(task, run, found, wanted, folder, stored, notify)
-
-
-def _check_room(task: Task, recipe: Recipe, wanted: MeasureRequest) -> None:
-    """Refuse a verification that the training data or the budget have no room for, before anything is measured."""
-    if wanted.verify == "sweep":
-        check_ladder(default_ladder(task, recipe), recipe)
-    if wanted.verify == "branch":
-        Plan.of(single(recipe), training_samples(task))
+    if wanted.between is not None:
+        with _timed(found, "landscape"):
+            found = _landscape(task, found, wanted, stored, notify)
+    if wanted.sharpness:
+        with _timed(found, "sharpness"):
+            if not stored:
+                train_in(RunFolder(folder / "trained"), task, run, Placement(device=wanted.device), notify)
+                stored = [stored_weights(folder / "trained")]
+            found = replace(found, sharpness=tuple(_minimum(task, weights, wanted, notify) for weights in stored))
+    return found
 
 
 @contextmanager
@@ -265,25 +269,17 @@ def _timed(found: Measurement, part: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if found.seconds and _is_out_of_memory(error):
-            raise Unfinished(_unfinished(part, error), found) from error
-        raise
+        passed_on = isinstance(error, ScalewiseError) and says_out_of_memory(str(error))  # from another process
+        if not found.seconds or not (is_out_of_memory(error) or isinstance(error, TooLittleMemory) or passed_on):
+            raise
+        words = (str(error) or type(error).__name__).splitlines()[0]  # Python's own has none
+        without = f", or leave it out with --skip {part}" if part in get_args(Part) else ""
+        raise Unfinished(
+            f"{part} must fit into memory, what was measured before it is kept, got: {words}; lower --worker-batch, "
+            f"use a machine with more memory{without}",
+            found,
+        ) from error
     found.seconds[part] = time.monotonic() - began
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory was short, here or in a process whose failure is passed on."""
-    passed_on = isinstance(error, ScalewiseError) and says_out_of_memory(str(error))
-    return is_out_of_memory(error) or isinstance(error, TooLittleMemory) or passed_on
-
-
-def _unfinished(part: str, error: Exception) -> str:
-    words = (str(error) or type(error).__name__).splitlines()[0]  # Python's own has none
-    without = f", or leave it out with --skip {part}" if part in get_args(Part) else ""
-    return (
-        f"{part} must fit into memory, what was measured before it is kept, got: {words}; lower --worker-batch, use a "
-        f"machine with more memory{without}"
-    )
 
 
 def _machine(task: Task, found: Measurement, wanted: MeasureRequest, notify: Notify) -> Measurement:
@@ -354,28 +350,6 @@ def _of_this_task(found: StoredWeights, run: RunRecipe) -> StoredWeights:
 def _place(task: str) -> str:
     """The name of a task; of a file where it lies, however its path was written."""
     return str(Path(task).resolve()) if task.endswith(".py") else task
-
-
-def _minima(
-    task: Task,
-    run: RunRecipe,
-    found: Measurement,
-    wanted: MeasureRequest,
-    folder: Path,
-    stored: Sequence[StoredWeights],
-    notify: Notify,
-) -> Measurement:
-    """What lies between stored runs, and how sharp their minima are."""
-    if wanted.between is not None:
-        with _timed(found, "landscape"):
-            found = _landscape(task, found, wanted, stored, notify)
-    if wanted.sharpness:
-        with _timed(found, "sharpness"):
-            if not stored:
-                train_in(RunFolder(folder / "trained"), task, run, Placement(device=wanted.device), notify)
-                stored = [stored_weights(folder / "trained")]
-            found = replace(found, sharpness=tuple(_minimum(task, weights, wanted, notify) for weights in stored))
-    return found
 
 
 def _landscape(
