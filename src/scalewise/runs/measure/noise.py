@@ -149,7 +149,10 @@ def measure_noise(
         estimate=_average([(look, estimate(look.plain)) for look in averaged]),
         preconditioned=_average([(look, estimate(look.preconditioned)) for look in moved]) if moved else None,
         stages=tuple(look.stage() for look in looks),
-        layers=tuple(_layer(name, number, averaged) for number, name in enumerate(names)) if layers else (),
+        layers=tuple(
+            LayerNoise(name, _average([(look, estimate(look.plain, [number])) for look in averaged]))
+            for number, name in enumerate(names if layers else ())
+        ),
         steps=training.progress.step,
         group_samples=looks[-1].plain[0].group_samples,
     )
@@ -324,7 +327,3 @@ def _average(found: list[tuple[_Look, NoiseEstimate]]) -> NoiseEstimate:
     average = weighted_mean([one for _, one in found], trapezoid_weights([look.step for look, _ in found]))
     missing = [look.missing(one) for look, one in found if not one.enough]
     return _in_samples(average, max((samples for samples in missing if samples is not None), default=None))
-
-
-def _layer(name: str, number: int, looks: list[_Look]) -> LayerNoise:
-    return LayerNoise(name, _average([(look, estimate(look.plain, [number])) for look in looks]))

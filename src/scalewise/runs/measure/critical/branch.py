@@ -116,7 +116,11 @@ def branch(
     plan = Plan.of(single(recipe), training_samples(task))
     with Laboratory(task, folder, jobs) as laboratory:
         notify(f"{seeds} single-worker run{'' if seeds == 1 else 's'}, checkpoints at {len(STAGES)} points")
-        _check_learned(laboratory.curves([plan.trunk(seed) for seed in range(seeds)]), recipe)
+        trunks = laboratory.curves([plan.trunk(seed) for seed in range(seeds)])
+        if any(curve.ended == "diverged" for curve in trunks):
+            raise TargetMissed(
+                f"the single-worker run must not diverge, it did at learning rate {recipe.lr:g}; lower --lr"
+            )
         stages = []
         for name, share in STAGES.items():
             stages.append(_stage(laboratory, plan, name, plan.position(share), seeds))
@@ -195,11 +199,6 @@ class Plan:
         )  # fmt: skip
         begin = Branch(f"single-seed{seed}", position // self.recipe.worker_batch, position)
         return Trial(f"branch-{position}-{workers}w-seed{seed}", recipe, ends, ends[-1], branch=begin)
-
-
-def _check_learned(trunks: Sequence[Curve], recipe: Recipe) -> None:
-    if any(curve.ended == "diverged" for curve in trunks):
-        raise TargetMissed(f"the single-worker run must not diverge, it did at learning rate {recipe.lr:g}; lower --lr")
 
 
 def _stage(laboratory: Laboratory, plan: Plan, name: str, position: int, seeds: int) -> Stage:

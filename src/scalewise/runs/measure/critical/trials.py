@@ -281,7 +281,10 @@ class Trying:
     def perform(self, trial: Trial, send: Callable[[Outcome], None], stop: Stop) -> Outcome:
         """Train or resume one trial; its state is saved where a signal stops it."""
         try:
-            return Outcome(trial, follow(self._task(), trial, self.folder, stop))
+            if not self.tasks:
+                assert self.origin is not None
+                self.tasks.append(load_task(self.origin.spec, self.origin.settings, self.origin.data))
+            return Outcome(trial, follow(self.tasks[0], trial, self.folder, stop))
         except Interrupted:
             return Outcome(trial)
         except Exception as error:
@@ -295,12 +298,6 @@ class Trying:
     def stopped(self, trial: Trial) -> Outcome:
         """A trial to resume."""
         return Outcome(trial)
-
-    def _task(self) -> Task:
-        if not self.tasks:
-            assert self.origin is not None
-            self.tasks.append(load_task(self.origin.spec, self.origin.settings, self.origin.data))
-        return self.tasks[0]
 
 
 class Laboratory:

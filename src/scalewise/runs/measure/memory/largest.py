@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -37,13 +37,6 @@ COUNTS = {
     "cpu": "what a process holds of its own: Python, torch, the data, weights, gradients, optimizer state, activations",
     "cuda": "what a process holds on its device: weights, gradients, optimizer state, activations",
 }
-
-
-class Trials(Protocol):
-    """Where worker batches are tried."""
-
-    def run(self, batch: int | None, expected: float = 0.0) -> Note:
-        """Try `batch` samples at once, or trace the growth of the peak; it ended "done" or "out of memory"."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +121,7 @@ def largest_worker_batch(
         share = free.bytes
         shared_out = complete.replace(workers=-(-complete.workers // processes))
         job = Job(b"", shared_out, replace(where, device="cuda", loaders=0), 1, share, None, samples)
-        trials: Trials = OnDevice(task, job)
+        trials: Children | OnDevice = OnDevice(task, job)
     else:
         free = given or free_memory()
         share = free.bytes // processes
@@ -138,7 +131,7 @@ def largest_worker_batch(
 
 
 def _search(
-    trials: Trials, free: Free, share: int, processes: int, samples: int, device: str, notify: Notify
+    trials: Children | OnDevice, free: Free, share: int, processes: int, samples: int, device: str, notify: Notify
 ) -> MemoryReport:
     """Trace, predict, confirm."""
     spare = SPARE if device == "cpu" else 0.0

@@ -203,7 +203,8 @@ def _perform(job: Job, book: _Notebook) -> None:
     with ExitStack() as stack:
         if job.processes > 1:
             stack.enter_context(joined("cpu"))
-        _start_threads(job.recipe.threads or 1)
+        torch.set_num_threads(job.recipe.threads or 1)
+        torch.ones(PARALLEL_ELEMENTS).mul_(2.0)  # starts the threads, whose stacks are asked for and hardly touched
         release_freed()
         baseline = held().own
         book.write(baseline=baseline)
@@ -229,12 +230,6 @@ def _load(source: Origin | bytes) -> Task:
         raise _not_loadable(str(error)) from None
     assert isinstance(task, Task)
     return task
-
-
-def _start_threads(threads: int) -> None:
-    """Have the computing threads there already: their stacks are asked for and hardly touched."""
-    torch.set_num_threads(threads)
-    torch.ones(PARALLEL_ELEMENTS).mul_(2.0)
 
 
 def _largest(amount: int, processes: int) -> int:
