@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import DeviceName, Placement, available_cores
 from scalewise.records import Epoch, Record, Step
+from scalewise.runs.measure.throughput import gpu_share
 from scalewise.runs.request import Notify
 from scalewise.stats.interval import median_interval
 from scalewise.stats.timing import rounds
@@ -262,20 +263,13 @@ def _run(task: Task, place: Place, target: float) -> _Run:
         if isinstance(record, Step):
             now = time.perf_counter() - began
             if place.device == "cuda":
-                gpu_seconds += _gpu_share() * (now - clock[-1])
+                share = gpu_share(torch.device("cuda"))
+                gpu_seconds += (float("nan") if share is None else share) * (now - clock[-1])
             clock.append(now)
             busy.append(gpu_seconds if place.device == "cuda" else (time.process_time() - worked) / place.threads)
         elif isinstance(record, Epoch) and record.train["loss"] <= CLOSE * target:
             return _Run(clock[-1], record.step, clock, busy)
     return _Run(None, None, clock, busy)
-
-
-def _gpu_share() -> float:
-    """How busy the GPU is, as its driver reports; needs NVIDIA's Python bindings."""
-    try:
-        return torch.cuda.utilization() / 100
-    except (ImportError, RuntimeError):
-        return float("nan")
 
 
 def _summary(task: Task, place: Place, runs: Sequence[_Run], target: float) -> Trained:

@@ -155,11 +155,11 @@ def _attention_backward_operations(
 
 def timed(work: Callable[[], object], device: torch.device, times: int = 1) -> float:
     """Mean seconds until the work is done, also on a device that answers before it is."""
-    _finish(device)
+    finish(device)
     began = time.perf_counter()
     for _ in range(times):
         work()
-    _finish(device)
+    finish(device)
     return (time.perf_counter() - began) / times
 
 
@@ -171,12 +171,21 @@ def _shortest(work: Callable[[], object], device: torch.device) -> float:
     return min(tries)
 
 
-def _own_bytes() -> int:
+def own_bytes() -> int:
     """What this process holds; 0 where the system does not say."""
     return held().own if STATUS.is_file() else 0
 
 
-def _finish(device: torch.device) -> None:
+def gpu_share(device: torch.device) -> float | None:
+    """How busy a GPU is, as its driver reports; None without NVIDIA's Python bindings."""
+    try:
+        return torch.cuda.utilization(device) / 100
+    except (ImportError, RuntimeError):
+        return None
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a device has done what it was asked."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -224,7 +233,7 @@ class _Bench:
         batch = smallest
         while batch <= max(largest, smallest) and not _flat(speeds):
             notify(f"throughput: worker batch {batch:,}")
-            before = _own_bytes()
+            before = own_bytes()
             try:
                 found.append(self._enter(batch))
             except (RuntimeError, MemoryError) as error:
@@ -232,7 +241,7 @@ class _Bench:
                     break
                 raise
             speeds.append(batch / found[-1].step_seconds)
-            next_bytes = 2 * (_own_bytes() - before)  # of twice the samples, at most
+            next_bytes = 2 * (own_bytes() - before)  # of twice the samples, at most
             has_room = next_bytes <= 0 or free_memory().bytes >= next_bytes  # Linux would kill this process, not refuse
             if found[-1].step_seconds > MOST_STEP_SECONDS or not has_room:
                 break

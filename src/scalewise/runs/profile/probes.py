@@ -30,6 +30,7 @@ from scalewise.engine.data.samples import Augmented, DatasetSamples, Samples, Su
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.data import DataParallel
 from scalewise.engine.parallel.workers import Workers
+from scalewise.runs.measure.throughput import finish
 from scalewise.runs.profile.spans import AFTER_THE_MODEL, HIDDEN, Clock, Label, Layers, Recorder, Segment, segments
 from scalewise.tasks.task import Batch, Loss, MeanLoss
 
@@ -130,10 +131,9 @@ def device_clock(device: torch.device, clock: Clock) -> Clock:
     """A clock that first waits for the device, so that what it computes belongs to the span that asked for it."""
     if device.type == "cpu":
         return clock
-    wait = torch.cuda.synchronize if device.type == "cuda" else torch.mps.synchronize
 
     def after_the_device() -> float:
-        wait()
+        finish(device)
         return clock()
 
     return after_the_device
@@ -256,7 +256,9 @@ class TimedSamples:
             self._recorder.own_lane("beside")  # where it is not the thread of the step
         batch = self._samples.fetch(indices, epochs)
         if loads:
-            _write(self._folder / f"{self._process}.jsonl", segments(self._recorder.take()[0].events))
+            pieces = segments(self._recorder.take()[0].events)
+            with (self._folder / f"{self._process}.jsonl").open("a") as out:
+                out.write(json.dumps([[piece.label.phase, piece.start, piece.stop] for piece in pieces]) + "\n")
         return batch
 
     def describe(self, index: int) -> str:
@@ -315,12 +317,6 @@ def read_loaders(folder: Path) -> list[Loader]:
     """All loader processes that wrote into the folder, by process number."""
     files = sorted(folder.glob("*.jsonl"), key=lambda file: int(file.stem))
     return [Loader(number, list(_read(file))) for number, file in enumerate(files)]
-
-
-def _write(file: Path, found: list[Segment]) -> None:
-    rows = [[piece.label.phase, piece.start, piece.stop] for piece in found]
-    with file.open("a") as out:
-        out.write(json.dumps(rows) + "\n")
 
 
 def _read(file: Path) -> Iterator[list[Segment]]:

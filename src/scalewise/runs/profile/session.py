@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from scalewise.engine.loop import Training
-from scalewise.engine.processes.memory import STATUS, held
 from scalewise.records import Record, Step
+from scalewise.runs.measure.throughput import gpu_share, own_bytes
 from scalewise.runs.profile.probes import Flight, Loader, Probes, device_clock, read_loaders
 from scalewise.runs.profile.result import Point, Usage
 from scalewise.runs.profile.spans import Lane, Recorder
@@ -151,18 +151,9 @@ class UsageSample:
 def sample(device: torch.device) -> UsageSample:
     """Sample the process and its device now."""
     on_device = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
-    own = held().own if STATUS.is_file() else 0
+    busy = gpu_share(device) if device.type == "cuda" else None
     queued = int(SCHEDULER.read_text().split()[1]) if SCHEDULER.is_file() else 0  # nanoseconds on a run queue
-    return UsageSample(time.perf_counter(), time.process_time(), queued / 1e9, own, on_device, _gpu_share(device))
-
-
-def _gpu_share(device: torch.device) -> float | None:
-    if device.type != "cuda":
-        return None
-    try:
-        return torch.cuda.utilization(device) / 100
-    except (ModuleNotFoundError, RuntimeError):  # NVIDIA's management library is missing
-        return None
+    return UsageSample(time.perf_counter(), time.process_time(), queued / 1e9, own_bytes(), on_device, busy)
 
 
 @contextmanager
