@@ -98,7 +98,14 @@ def profile(
     with translating():
         if os.environ.get("RANK", "0") == "0":
             check_folder(out)
-        count = 1 if takes_part() else _process_count(loaded, chosen, placement, processes)
+        count = 1
+        if not takes_part():
+            check_recipe(placement, chosen)
+            if processes is not None:
+                check_processes(processes, chosen, placement)
+                count = processes
+            elif loaded.origin is not None:
+                count = default_processes(chosen, placement)
         outcome = ask(profiled, loaded, (chosen, placement, steps), count, chosen.threads or 1, device, notify)
         if outcome is None:
             return None
@@ -109,32 +116,17 @@ def profile(
     return outcome
 
 
-def _process_count(task: Task, recipe: Recipe, placement: Placement, processes: int | None) -> int:
-    check_recipe(placement, recipe)
-    if processes is not None:
-        check_processes(processes, recipe, placement)
-        return processes
-    return default_processes(recipe, placement) if task.origin is not None else 1
-
-
 def profiled(task: Task, recipe: Recipe, placement: Placement, steps: int | None = None) -> Progress[Outcome | None]:
     """Profile on every process of the job; the answer is on the first. The length of the training is not used."""
     endless = recipe.replace(steps=MOST_STEPS, patience=None, target=None)
     with Training(task, endless, placement) as training:
         recording = yield from observe(training, steps)
-        recordings = _gathered(training, recording)
+        recordings = [recording] * training.team.size
+        if training.team.size > 1:
+            dist.gather_object(recording, recordings if training.team.leads else None, 0)
         if not training.team.leads:
             return None
         return Outcome(_profile(_setting(training), recordings), trace(recordings))
-
-
-def _gathered(training: Training, recording: Recording) -> list[Recording]:
-    """The recording of every process, on the first."""
-    if training.team.size == 1:
-        return [recording]
-    places: list[Any] = [None] * training.team.size
-    dist.gather_object(recording, places if training.team.leads else None, 0)
-    return places
 
 
 def _setting(training: Training) -> Setting:
@@ -161,7 +153,9 @@ def _setting(training: Training) -> Setting:
 
 
 def _profile(setting: Setting, recordings: Sequence[Recording]) -> Profile:
-    chosen = times.middle_steps(times.mean_walls(recordings))
+    by_step = zip(*(recording.steps for recording in recordings), strict=True)
+    walls = {same[0].number: statistics.fmean(step.seconds for step in same) for same in by_step}
+    chosen = times.middle_steps(walls)
     rows = tuple(_process_row(recording, chosen) for recording in recordings)
     wall = statistics.fmean(row.step_seconds for row in rows)
     phases = times.mean_phases([row.phases for row in rows], wall)

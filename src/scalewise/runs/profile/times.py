@@ -29,12 +29,6 @@ def middle_steps(walls: dict[int, float]) -> list[int]:
     return sorted(ordered[cut : len(ordered) - cut])
 
 
-def mean_walls(processes: Sequence[Recording]) -> dict[int, float]:
-    """The seconds of every step, over processes."""
-    by_step = zip(*(recording.steps for recording in processes), strict=True)
-    return {same[0].number: statistics.fmean(step.seconds for step in same) for same in by_step}
-
-
 def within(step: StepRecording) -> list[Segment]:
     """What the step did itself, in order: its own thread, or those that took turns in its stead."""
     found = [piece for lane in step.lanes if lane.kind != "beside" for piece in segments(lane.events)]
