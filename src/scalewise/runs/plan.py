@@ -168,8 +168,12 @@ def plan(task: str | Path | Task, *, notify: Notify = silent, **options: Any) ->
 
 def answer(request: PlanRequest, notify: Notify = silent) -> PlanResult:
     """Load the task and the records, measure what is missing, plan, and store it."""
+    from scalewise.engine.store.folder import RunRecipe
+
     subject = load_subject(request.task, request.set, request.data)
-    run, facts = _run(request, subject), task_facts(subject)
+    recipe, derived = single_recipe(subject.task.recipe, request.given, request.device)
+    hold_out = request.target is not None and subject.task.validation is None
+    run, facts = RunRecipe(subject.spec, subject.settings, recipe, derived, hold_out), task_facts(subject)
     known = read_records(request.source, facts)
     with answering(f"plan-{subject.task.name}", request.out) as folder:
         known = _with_measured(request, subject, run, facts, known, folder, notify)
@@ -180,15 +184,6 @@ def answer(request: PlanRequest, notify: Notify = silent) -> PlanResult:
         result = PlanResult(found, folder, tuple(folder / name for name, _ in files))
         save_document(folder / DOCUMENT_FILE, result.to_json())
     return result
-
-
-def _run(request: PlanRequest, subject: Subject) -> RunRecipe:
-    """One worker's recipe."""
-    from scalewise.engine.store.folder import RunRecipe
-
-    recipe, derived = single_recipe(subject.task.recipe, request.given, request.device)
-    hold_out = request.target is not None and subject.task.validation is None
-    return RunRecipe(subject.spec, subject.settings, recipe, derived, hold_out)
 
 
 def task_facts(subject: Subject) -> TaskFacts:
@@ -259,7 +254,6 @@ def _announcement(gaps: Collection[Gap], link: bool, from_records: bool) -> str:
 
 def _measured_link(device: DeviceName, folder: Path, notify: Notify) -> Known:
     """The link between processes of this machine, as `bench collectives` measures it, stored in the plan's folder."""
-    from scalewise.plan import hardware
     from scalewise.runs.bench.collectives import measure_collectives
     from scalewise.runs.bench.common import chosen_device
 
@@ -300,16 +294,10 @@ def _planned(
         seen=found.seen,
         critical=found.critical,
     )
-    job = _job(request, subject, planned)
-    return (planned, None) if job is None else (dataclasses.replace(planned, command=_command(request, job)), job)
-
-
-def _job(request: PlanRequest, subject: Subject, planned: Plan) -> Job | None:
-    """The recommended row as a job."""
     row = planned.choice.row
     if row is None:
-        return None
-    return Job(
+        return planned, None
+    job = Job(
         name=f"{planned.facts.name}-{row.workers}",
         arguments=_train_arguments(request, subject, planned, row.workers),
         workers=row.workers,
@@ -318,6 +306,7 @@ def _job(request: PlanRequest, subject: Subject, planned: Plan) -> Job | None:
         accelerator=request.accelerator,
         image=request.image or "",
     )
+    return dataclasses.replace(planned, command=_command(request, job)), job
 
 
 def _command(request: PlanRequest, job: Job) -> str | None:

@@ -163,7 +163,11 @@ def recompute(
 ) -> Replay:
     """Restore the newest good checkpoint from before a step, or start, and train up to the step."""
     recorded = recorded_steps(folder)
-    step = _chosen(step, recorded)
+    if step is None:
+        failed = [number for number, record in recorded.items() if record["kind"] == "failure"]
+        if not failed:
+            raise UsageError("--step must say which step to compute again: this run did not fail in one")
+        step = failed[-1]
     placement = Placement(device=device)
     with Training(task, run.recipe, placement, pause_every=1, hold_out=run.hold_out, alone=True) as training:
         if not 1 <= step <= training.cuts.total_steps:
@@ -198,13 +202,6 @@ def hashes(training: Training) -> dict[str, str]:
     """Of every parameter and buffer."""
     with training.strategy.whole() as model:
         return {name: sha256({name: tensor}) for name, tensor in model.tensors().items()}
-
-
-def _chosen(step: int | None, recorded: dict[int, dict[str, Any]]) -> int:
-    failed = [number for number, record in recorded.items() if record["kind"] == "failure"]
-    if step is None and not failed:
-        raise UsageError("--step must say which step to compute again: this run did not fail in one")
-    return failed[-1] if step is None else step
 
 
 def _restore(training: Training, folder: RunFolder, step: int) -> list[str]:
