@@ -114,33 +114,30 @@ def devices(*, quick: bool = False, out: Path | None = None, notify: Notify = si
         notify: receives what is being done.
     """
     with benching(out):
-        return stored(_measured(quick, notify), out)
-
-
-def _measured(quick: bool, notify: Notify) -> DevicesReport:
-    machine = topology()
-    found = places()
-    seconds = QUICK_SECONDS if quick else SECONDS
-    notify("devices: the fastest matrix product of each")
-    products = {}
-    for place in found:
-        with place.used() as device:
-            peak_seconds = QUICK_PEAK_SECONDS if quick else PEAK_SECONDS
-            products[place] = matrix_product_peak(device, torch.float32, peak_seconds)
-    timings = _timings(found, seconds, notify)
-    fastest = {
-        place: max(products[place], _most(timings, place, lambda operation, size: operation.flops(size)))
-        for place in found
-    }
-    widest = {place: _most(timings, place, Operation.moved_bytes) for place in found}
-    return DevicesReport(
-        rows=tuple(_row(key, seconds, fastest[key[0]], widest[key[0]]) for key, seconds in timings.items()),
-        peaks=tuple(Peak(place.device, place.threads, fastest[place] / GIGA, widest[place] / GIGA) for place in found),
-        break_even=tuple(worths(found, timings)),
-        training=trained(found, seconds, notify),
-        missing=tuple(missing(found)),
-        topology=machine,
-    )
+        machine = topology()
+        found = places()
+        seconds = QUICK_SECONDS if quick else SECONDS
+        notify("devices: the fastest matrix product of each")
+        products = {}
+        for place in found:
+            with place.used() as device:
+                peak_seconds = QUICK_PEAK_SECONDS if quick else PEAK_SECONDS
+                products[place] = matrix_product_peak(device, torch.float32, peak_seconds)
+        timings = _timings(found, seconds, notify)
+        fastest = {
+            place: max(products[place], _most(timings, place, lambda operation, size: operation.flops(size)))
+            for place in found
+        }
+        widest = {place: _most(timings, place, Operation.moved_bytes) for place in found}
+        report = DevicesReport(
+            rows=tuple(_row(key, times, fastest[key[0]], widest[key[0]]) for key, times in timings.items()),
+            peaks=tuple(Peak(at.device, at.threads, fastest[at] / GIGA, widest[at] / GIGA) for at in found),
+            break_even=tuple(worths(found, timings)),
+            training=trained(found, seconds, notify),
+            missing=tuple(missing(found)),
+            topology=machine,
+        )
+        return stored(report, out)
 
 
 def _timings(found: Sequence[Place], limit: float, notify: Notify) -> dict[Key, list[float]]:

@@ -86,14 +86,14 @@ def _asked_by(frame: FrameType | None) -> tuple[Kind, bool]:
         code = frame.f_code
         backward = backward or code.co_name == "backward"
         if kind is None and not code.co_name.startswith("<"):  # a comprehension is in the function around it
-            kind = _known(code.co_filename, code.co_name)
+            known = (
+                name
+                for (file, function), name in PLACES.items()
+                if code.co_filename.endswith(file) and function in ("", code.co_name)
+            )
+            kind = next(known, None)
         frame = frame.f_back
     return kind or "numbers", backward
-
-
-def _known(path: str, name: str) -> Kind | None:
-    places = ((kind, file, function) for (file, function), kind in PLACES.items())
-    return next((kind for kind, file, function in places if path.endswith(file) and function in ("", name)), None)
 
 
 def _traffic(name: str, args: tuple[Any, ...], team: Team) -> Traffic | None:

@@ -20,7 +20,7 @@ from scalewise.recipe import fitting_lr
 from scalewise.records import finite, save_document
 from scalewise.runs.compare.comparison import Comparison
 from scalewise.runs.compare.jobs import Job, Message, Setup
-from scalewise.runs.compare.rows import Facts, chosen_rows, chosen_workers, lines
+from scalewise.runs.compare.rows import chosen_rows, chosen_workers, lines
 from scalewise.runs.compare.table import Metric
 from scalewise.runs.compare.trainings import Comparing, facts
 from scalewise.runs.request import (
@@ -225,7 +225,14 @@ def _comparison(begun: BegunComparison, subject: Subject, device: DeviceName) ->
     task = subject.task
     counts = chosen_workers(begun.workers)
     names = chosen_rows(begun.rows, len(counts) > 1)
-    found, skipped = lines(names, counts, _facts(begun, subject, device), asked=begun.rows is not None)
+    base = task.recipe.replace(**begun.given)
+    if rate := fitting_lr(task.recipe, begun.given):  # as train does
+        base = base.replace(lr=rate.value)
+    if base.threads is None:  # for single too, so that rows differ in nothing but their remedy
+        base = base.replace(threads=1)
+    with translating():
+        known = facts(task, subject.spec, tuple(subject.settings), compilable(base, device))
+    found, skipped = lines(names, counts, known, asked=begun.rows is not None)
     if begun.tune is not None and task.validation is None and not begun.hold_out:
         raise UsageError(
             "--tune needs validation data to choose by, and this task has none; give the task validation=…, or add "
@@ -235,17 +242,6 @@ def _comparison(begun: BegunComparison, subject: Subject, device: DeviceName) ->
         raise UsageError(f"none of the rows can be run: {'; '.join(f'{row.name}: {row.reason}' for row in skipped)}")
     assert task.metric is not None
     return Comparison(found, skipped, Metric(task.metric, task.higher_is_better), begun.seeds, begun.tune)
-
-
-def _facts(begun: BegunComparison, subject: Subject, device: DeviceName) -> Facts:
-    task = subject.task
-    base = task.recipe.replace(**begun.given)
-    if rate := fitting_lr(task.recipe, begun.given):  # as train does
-        base = base.replace(lr=rate.value)
-    if base.threads is None:  # for single too, so that rows differ in nothing but their remedy
-        base = base.replace(threads=1)
-    with translating():
-        return facts(task, subject.spec, tuple(subject.settings), compilable(base, device))
 
 
 def _trained(
