@@ -29,7 +29,7 @@ from scalewise.engine.sums.flat import in_memory_order
 from scalewise.stats.noise_scale import SAME, NoiseEstimate, ratio_of_means
 from scalewise.stats.precondition import preconditioner
 
-BLOCKS = 16
+BLOCKS = 16  # in which groups are put by turns
 AGAIN_GROUPS = 16  # seen twice where something is drawn anew
 REGROUPED = 8  # groups whose samples are put into other groups: one pair in so many stays together
 AGAIN_PASS = 1 << 20  # a number that no pass over the data has: augmentation draws by it
@@ -157,25 +157,23 @@ class PooledNoise:
         group_samples: int,
         population: int,
         factors: list[Tensor] | None = None,
-        blocks: int = BLOCKS,
     ) -> None:
         """Arguments:
         group_samples: b.
         population: N, of which samples are drawn without replacement, pass after pass.
         factors: √P of every parameter, to measure preconditioned gradients besides.
-        blocks: in which groups are put by turns.
         """
         self._group_samples, self._population = group_samples, population
-        self._blocks, self._factors = blocks, factors
+        self._factors = factors
         self._sums: list[list[Tensor]] = []  # of block, of parameter
         self._squares: list[Tensor] = []  # of block: Σ‖gᵢ‖², (plain or preconditioned, parameter)
         self._anew: list[Tensor] = []  # of pair: trΦ, (plain or preconditioned, parameter)
-        self._counts = [0] * blocks
+        self._counts = [0] * BLOCKS
         self.groups = 0
 
     def add(self, gradients: list[Tensor]) -> None:
         """Take one group's mean gradients."""
-        block, squares = self.groups % self._blocks, self._both_squares(gradients)
+        block, squares = self.groups % BLOCKS, self._both_squares(gradients)
         if len(self._sums) <= block:
             self._sums.append([gradient.clone() for gradient in gradients])
             self._squares.append(squares)
@@ -213,7 +211,9 @@ class PooledNoise:
         gram = []
         for number, parts in enumerate(zip(*self._sums, strict=True)):
             rows = torch.stack(parts)  # (block, …)
-            gram.append(_gram((rows if factors is None else rows * factors[number]).reshape(len(rows), -1)))
+            rows = (rows if factors is None else rows * factors[number]).reshape(len(rows), -1)
+            wide = rows if rows.device.type == "mps" else rows.double()
+            gram.append((wide @ wide.T).cpu().numpy())
         counts = np.array(self._counts[: len(self._sums)], dtype=float)
         squares = torch.stack(self._squares, 2)[kind].cpu().numpy()  # (parameter, block)
         anew = torch.stack(self._anew)[:, kind].cpu().numpy() if self._anew else np.zeros((0, len(gram)))
@@ -222,12 +222,6 @@ class PooledNoise:
 
 def _squares(gradients: Sequence[Tensor]) -> Tensor:
     return torch.stack([*torch._foreach_norm([*gradients])]).double().square()
-
-
-def _gram(rows: Tensor) -> np.ndarray:
-    wide = rows if rows.device.type == "mps" else rows.double()
-    found: np.ndarray = (wide @ wide.T).cpu().numpy()
-    return found
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalewise.recipe import ADAPTIVE, Recipe
-
 GRID = (0.5, 1.0, 2.0, 4.0)  # of the suggestion; more above, as rates grow with the global batch
 FACTOR = 2.0
 NEIGHBOURS = 2.1  # ratio to the best rate up to which rates shape the parabola
@@ -84,11 +82,6 @@ def chosen(tried: Mapping[float, Tried]) -> float | None:
         return best
     lowest = -slope / (2 * square)
     return rounded(math.exp(min(max(lowest, math.log(min(near))), math.log(max(near)))))
-
-
-def rule_factor(recipe: Recipe, ratio: float) -> float:
-    """What the rule of an optimizer multiplies its rate by when the global batch grows by `ratio`."""
-    return math.sqrt(ratio) if recipe.optimizer in ADAPTIVE else ratio
 
 
 def rounded(rate: float) -> float:

@@ -29,7 +29,7 @@ from scipy.special import chdtri
 
 from scalewise.engine.data.samples import hold_out, open_samples
 from scalewise.errors import TargetMissed, UsageError
-from scalewise.recipe import Recipe
+from scalewise.recipe import Recipe, fitting_rule
 from scalewise.runs.measure.critical import rates
 from scalewise.runs.measure.critical.rates import Tried
 from scalewise.runs.measure.critical.trials import Curve, Laboratory, Trial, evaluation_steps, smoothed
@@ -295,7 +295,8 @@ class _Climb:
             below = self._rungs[-1]
             return below.median_steps, below.lr
         ratio = base.global_batch / self._recipe.worker_batch
-        return self._reference * max(1.0, 1 / ratio), self._recipe.lr * rates.rule_factor(base, ratio)
+        factor = math.sqrt(ratio) if fitting_rule(base) == "sqrt" else ratio
+        return self._reference * max(1.0, 1 / ratio), self._recipe.lr * factor
 
     def _try(self, base: Recipe, some: Sequence[float], expected: float, budget: int) -> dict[float, Tried]:
         trials = [self._trial(base, lr, seed, expected, budget) for lr in some for seed in self._tuning]

@@ -12,7 +12,7 @@ import os
 import pickle
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -144,25 +144,12 @@ def _died_of_memory(number: int, said: str, needed: float, room: int) -> bool:
 
 def notes_in(folder: Path) -> dict[int, Note]:
     """The notes by process."""
-    return {int(path.stem.split("-")[1]): _note(path) for path in folder.glob("note-*.json")}
-
-
-def _note(path: Path) -> Note:
-    fields = json.loads(path.read_text())
-    parts = fields.pop("parts")
-    return Note(**fields, parts=Parts(**parts) if parts else None)
-
-
-class _Notebook:
-    """The notes of this process, in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self.note = path, Note()
-
-    def write(self, **changes: Any) -> None:  # noqa: ANN401  (fields of the note)
-        """Change the note and store it."""
-        self.note = replace(self.note, **changes)
-        write_atomically(self._path, json.dumps(asdict(self.note)))
+    found = {}
+    for path in folder.glob("note-*.json"):
+        fields = json.loads(path.read_text())
+        parts = fields.pop("parts")
+        found[int(path.stem.split("-")[1])] = Note(**fields, parts=Parts(**parts) if parts else None)
+    return found
 
 
 def try_batches(name: str) -> int:
@@ -173,15 +160,21 @@ def try_batches(name: str) -> int:
     """
     be_killed_first()
     folder = Path(name)
-    book = _Notebook(folder / f"note-{os.environ.get('RANK', '0')}.json")
+    note, file = Note(), folder / f"note-{os.environ.get('RANK', '0')}.json"
+
+    def write(**changes: Any) -> None:  # noqa: ANN401  (fields of the note)
+        nonlocal note
+        note = replace(note, **changes)
+        write_atomically(file, json.dumps(asdict(note)))
+
     try:
-        _perform(pickle.loads((folder / JOB).read_bytes()), book)
+        _perform(pickle.loads((folder / JOB).read_bytes()), write)
     except BaseException as error:
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))  # so that there is room to say so
-        book.write(**_ending(error))
+        write(**_ending(error))
         return 1
-    book.write(ended="done")
+    write(ended="done")
     return 0
 
 
@@ -196,8 +189,9 @@ def _ending(error: BaseException) -> dict[str, Any]:
     return {"ended": "failed", "message": str(told), "exit_code": told.exit_code, "lost_contact": lost}
 
 
-def _perform(job: Job, book: _Notebook) -> None:
-    book.write(baseline=held().own)
+def _perform(job: Job, write: Callable[..., None]) -> None:
+    """Do the job; `write` stores fields of the note."""
+    write(baseline=held().own)
     limit_memory(job.allowed)  # loading the data counts too
     task = _load(job.task)
     with ExitStack() as stack:
@@ -207,7 +201,7 @@ def _perform(job: Job, book: _Notebook) -> None:
         torch.ones(PARALLEL_ELEMENTS).mul_(2.0)  # starts the threads, whose stacks are asked for and hardly touched
         release_freed()
         baseline = held().own
-        book.write(baseline=baseline)
+        write(baseline=baseline)
         if baseline >= job.allowed:
             raise MemoryError(f"{baseline} of {job.allowed} bytes are held before training")
         limit_memory(job.allowed)
@@ -218,7 +212,7 @@ def _perform(job: Job, book: _Notebook) -> None:
             with steps.settled(job, task, batch) as training:
                 return steps.settled_peak(training, lambda: _largest(held().highest - baseline, job.processes))
 
-        steps.explore(job, task, peak, job.allowed - baseline, book.write)
+        steps.explore(job, task, peak, job.allowed - baseline, write)
 
 
 def _load(source: Origin | bytes) -> Task:
