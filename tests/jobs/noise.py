@@ -1,4 +1,4 @@
-"""A noise scale in DistributedDataParallel's communication hook, beside what it should see; run by torchrun."""
+"""A noise scale of DistributedDataParallel's processes, beside what it should see; run by torchrun."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from scalewise.watch.gradients import is_sharded, norm
+from scalewise.watch.gradients import is_sharded, square_of
 
 # A fingerprint is made of eight runs of four elements, spread over the sample: enough to tell images and texts apart.
 # Samples are mostly not in the cache, where one element costs as much as its neighbours together.
@@ -123,8 +123,7 @@ class WeightSample:
         """The weights looked at, and the norm of all."""
         device = self._whole[0].device
         values = torch.stack([parameter.detach()[index].float().to(device) for parameter, index in self._places])
-        norms = torch.stack([norm(parameter.detach()).to(device) for parameter in self._whole])
-        return values, torch.linalg.vector_norm(norms)
+        return values, square_of(self._whole).sqrt()
 
 
 def _spread(parameter: Tensor, count: int) -> list[tuple[int, ...]]:

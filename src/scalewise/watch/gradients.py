@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
@@ -31,15 +31,27 @@ MOST_LABELS = 1000
 BALANCED = 0.02
 
 
-def norm(tensor: Tensor) -> Tensor:
-    """‖tensor‖, at least in float32, and as wide a number as the device has."""
-    result = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
-    return result.to(wide(result))
+def norm(tensor: Tensor, out: Tensor | None = None) -> Tensor:
+    """‖tensor‖, at least in float32; in `out` if that can hold it."""
+    tensor = tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach()
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    if out is not None and (out.dtype, out.device) != (dtype, tensor.device):
+        out = None
+    return torch.linalg.vector_norm(tensor, dtype=dtype, out=out)
 
 
 def wide(tensor: Tensor) -> torch.dtype:
     """The type to add many numbers in."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64  # MPS has no float64
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call back at the end of the backward pass under way, when gradients are averaged over processes.
+
+    A callback of a callback comes after those that average them.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    engine.queue_callback(lambda: engine.queue_callback(callback))
 
 
 def one_number(value: object) -> Tensor | None:
@@ -59,7 +71,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 @torch.no_grad()
-def square_of(gradients: Iterable[Tensor], processes: int, sharded: bool) -> Tensor:
+def square_of(gradients: Iterable[Tensor], processes: int = 1, sharded: bool = False) -> Tensor:
     """‖gradient‖²; of a sharded model this process's part, such that the parts of all processes add up to it.
 
     A shard that n of P processes hold counts 1 ÷ n on each of them; with s shards that is s ÷ P.
@@ -71,6 +83,7 @@ def square_of(gradients: Iterable[Tensor], processes: int, sharded: bool) -> Ten
     if not locals_:
         return torch.zeros(())
     norms = torch.stack([norm(local).to(locals_[0].device) for local in locals_])
+    norms = norms.to(wide(norms))
     if sharded:
         norms = norms * torch.tensor(shares, dtype=norms.dtype, device=norms.device).sqrt()
     return norms @ norms
@@ -221,14 +234,14 @@ class Halves:
         whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         rest = [all_of_it - part for all_of_it, part in zip(whole, half.gradients, strict=True)]
         if half.others is not None:
-            gap = _square([left - other for left, other in zip(rest, half.others, strict=True)])
-            off = float(gap / _square(whole))
+            gap = square_of([left - other for left, other in zip(rest, half.others, strict=True)])
+            off = float(gap / square_of(whole))
             self._complete = off <= COMPLETE**2
             if not self._complete:
                 self.problem = OTHER_PATHS if math.isfinite(off) else None
                 return None
         sizes = 2 / (1 / half.rows + 1 / (half.all_rows - half.rows))
-        squares = _square(half.gradients) / half.share**2 + _square(rest) / (1 - half.share) ** 2
+        squares = square_of(half.gradients) / half.share**2 + square_of(rest) / (1 - half.share) ** 2
         return sizes, squares / 2
 
     def keep_within_budget(self, spent_seconds: float, step_seconds: float) -> None:
@@ -240,11 +253,6 @@ class Halves:
 
 def _has_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
-
-
-def _square(gradients: Sequence[Tensor]) -> Tensor:
-    norms = torch.stack([norm(gradient) for gradient in gradients])
-    return norms @ norms
 
 
 def _share(gradient: Tensor, rows: int) -> Tensor:

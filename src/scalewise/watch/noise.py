@@ -1,40 +1,28 @@
-"""Feeds a noise scale from anyone's own loop: DistributedDataParallel, or gradient accumulation."""
+"""Feeds a noise scale from anyone's own loop: DistributedDataParallel, or gradient accumulation.
+
+Hooks of parameters see the gradients of the parts that are compared, processes or micro batches. The gradient of the
+whole is in `.grad` after the last backward pass.
+"""
 
 from __future__ import annotations
 
-import time
-import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from scalewise.errors import UsageError
 from scalewise.stats import noise_scale as stats
 from scalewise.stats.noise_scale import ENOUGH_STEPS
 from scalewise.stats.precondition import check_adam_like, preconditioner_of
+from scalewise.watch.gradients import after_backward, norm, wide
 
-if TYPE_CHECKING:
-    import torch.distributed as dist
-    from torch import Tensor, nn
-    from torch._C._distributed_c10d import GradBucket
-    from torch.futures import Future
-    from torch.nn.parallel import DistributedDataParallel
-    from torch.optim import Optimizer
-    from torch.utils.hooks import RemovableHandle
-
-LONGEST_WAIT_SECONDS = 1.0
 CLOSE_STEPS = ENOUGH_STEPS  # every step of these is looked at, so that a first number comes soon
-
-
-def norm(gradient: Tensor, out: Tensor | None = None) -> Tensor:
-    """‖gradient‖, at least in float32; in `out` if that can hold it."""
-    import torch
-
-    if gradient.is_sparse:
-        gradient = gradient.detach().coalesce().values()
-    dtype = torch.promote_types(gradient.dtype, torch.float32)
-    if out is not None and (out.dtype, out.device) != (dtype, gradient.device):
-        out = None
-    return torch.linalg.vector_norm(gradient.detach(), dtype=dtype, out=out)
 
 
 class Squares:
@@ -65,24 +53,15 @@ class Squares:
 
         A parameter that has never had a gradient has no coordinates and counts for nothing.
         """
-        import torch
-
         if self.optimizer is not None:
-            factor = self._factor(number)
-            unknown = 0.0 if factor is None and self._has_moved() else torch.nan
-            gradient = gradient.new_full((), unknown) if factor is None else gradient.detach() * factor
+            if number not in self._factors:
+                self._factors[number] = preconditioner_of(self.parameters[number], self.optimizer)
+            factor = self._factors[number]
+            if factor is None:
+                has_moved = any(self.optimizer.state.get(parameter) for parameter in self.parameters)
+                return norm(gradient.new_full((), 0.0 if has_moved else torch.nan), out)
+            gradient = gradient.detach() * factor
         return norm(gradient, out)
-
-    def _has_moved(self) -> bool:
-        """Whether the optimizer has taken a step with any of the parameters."""
-        assert self.optimizer is not None
-        return any(self.optimizer.state.get(parameter) for parameter in self.parameters)
-
-    def _factor(self, number: int) -> Tensor | None:
-        assert self.optimizer is not None
-        if number not in self._factors:
-            self._factors[number] = preconditioner_of(self.parameters[number], self.optimizer)
-        return self._factors[number]
 
 
 def _held(named: list[tuple[str, nn.Parameter]], optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
@@ -98,31 +77,49 @@ def _held(named: list[tuple[str, nn.Parameter]], optimizer: Optimizer) -> list[t
     return held
 
 
-def observe(
-    scale: NoiseScale,
-    names: Sequence[str] | None,
-    small: Sequence[float],
-    big: Sequence[float],
-    groups: int,
-    samples: int,
-) -> None:
-    """Hand one step's L and T to a noise scale; where they come by parameter, to those of its layers too."""
-    scale.observe(sum(small), sum(big), groups, samples)
-    if names is not None:
-        for name, of_small, of_big in zip(names, small, big, strict=True):
+class _Meter:
+    """The norms of the gradients of a step's parts, which hooks see, to be compared with that of the whole."""
+
+    def __init__(
+        self, scale: NoiseScale, model: nn.Module, part_samples: int, optimizer: Optimizer | None, layers: bool
+    ) -> None:
+        self._scale, self._part_samples, self._layers = scale, part_samples, layers
+        self._squares = Squares(model, optimizer)
+        self._norms: list[list[Tensor]] = [[] for _ in self._squares.parameters]
+
+    def _forget(self) -> None:
+        """Begin a step: the optimizer has moved, and its state with it."""
+        self._norms = [[] for _ in self._squares.parameters]
+        self._squares.begin_step()
+
+    def _compared(self) -> tuple[Tensor, Tensor]:
+        """Σ‖part‖² and ‖whole‖², by parameter or of all of them."""
+        gradients = {number: one.grad for number, one in enumerate(self._squares.parameters) if one.grad is not None}
+        parts = self._squared([norm for norms in self._norms for norm in norms])
+        whole = self._squared([self._squares.norm(number, gradient) for number, gradient in gradients.items()])
+        if not self._layers:
+            return parts.sum(0, keepdim=True), whole.sum(0, keepdim=True)
+        places = torch.tensor([*gradients], dtype=torch.long, device=whole.device)
+        by_parameter = [squares.sum() for squares in parts.split([len(norms) for norms in self._norms])]
+        return torch.stack(by_parameter), whole.new_zeros(len(self._norms)).index_copy_(0, places, whole)
+
+    def _squared(self, norms: list[Tensor]) -> Tensor:
+        """All squares in one go: norms are many and small."""
+        together = torch.stack(norms) if norms else self._squares.parameters[0].new_zeros(0)
+        return together.to(wide(together)).square()
+
+    def _observe(self, parts: Tensor, whole: Tensor, groups: int) -> None:
+        """Hand one step's L and T to the noise scale; where they come by parameter, to those of its layers too."""
+        scale = self._scale
+        small, big = torch.stack([parts, whole]).tolist()
+        scale.observe(sum(small), sum(big), groups, self._part_samples)
+        for name, part, all_of_it in zip(self._squares.names, small, big, strict=True) if self._layers else ():
             layer = scale.layers.setdefault(name, type(scale)(scale.population))
             layer.every = scale.every
-            layer.observe(of_small, of_big, groups, samples)
+            layer.observe(part, all_of_it, groups, self._part_samples)
 
 
-def _squares(norms: Sequence[Tensor]) -> Tensor:
-    """All squares in one go: norms are many and small."""
-    import torch
-
-    return torch.stack([*norms]).double().square()
-
-
-class AccumulationMeter:
+class AccumulationMeter(_Meter):
     """Sees micro batches' gradients on their way into `.grad`; `step()` after the last one of a step.
 
     A step that is dropped is forgotten by itself where `zero_grad()` leaves no gradients, as it does unless told not
@@ -138,18 +135,15 @@ class AccumulationMeter:
         layers: bool,
         every: int,
     ) -> None:
-        from torch.autograd.graph import get_gradient_edge
-
-        self._scale, self._micro_batch, self._layers, self._every = scale, micro_batch, layers, every
-        self._squares = Squares(model, optimizer)
-        self._norms: list[list[Tensor]] = [[] for _ in self._squares.parameters]
+        super().__init__(scale, model, micro_batch, optimizer, layers)
+        self._every = every
         # Room for the norms, made between steps: what is made in a pass and kept leaves the pass's memory in pieces.
         self._room: list[list[Tensor]] = [[] for _ in self._squares.parameters]
         self._nodes = [get_gradient_edge(parameter).node for parameter in self._squares.parameters]  # live while held
         self._hooks = [self._hook(number) for number in range(len(self._nodes))]
         self._handles: list[RemovableHandle] = []
         self._steps = 0
-        self._compared = False  # whether a step had two micro batches yet
+        self._met = False  # whether a step had two micro batches yet
         scale.compared = "micro batches"
         self._look()
 
@@ -175,6 +169,8 @@ class AccumulationMeter:
 
     def discard(self) -> None:
         """Forget the micro batches seen since the last step, which is not to be taken."""
+        if any(len(norms) > len(room) for norms, room in zip(self._norms, self._room, strict=True)):
+            self._room = [[torch.empty_like(norm) for norm in norms] for norms in self._norms]
         self._forget()
 
     def step(self) -> None:
@@ -195,55 +191,25 @@ class AccumulationMeter:
             self._look()
 
     def _measure(self) -> None:
-        gradients = [(number, parameter.grad) for number, parameter in enumerate(self._squares.parameters)]
-        for number, gradient in gradients:
-            if gradient is None:
-                self._norms[number].clear()  # seen in a step that was dropped, and not in this one
+        for norms, parameter in zip(self._norms, self._squares.parameters, strict=True):
+            if parameter.grad is None:
+                norms.clear()  # seen in a step that was dropped, and not in this one
         micro_batches = max(len(norms) for norms in self._norms)
         if micro_batches >= 2:
-            self._compared = True
-            self._compare(micro_batches, gradients)
-        self._forget()
-        if not self._compared and self._steps >= CLOSE_STEPS:
+            self._met = True
+            parts, whole = self._compared()
+            self._observe(parts / micro_batches, whole / micro_batches**2, micro_batches)
+        self.discard()
+        if not self._met and self._steps >= CLOSE_STEPS:
             raise UsageError(
                 f"the noise scale needs at least 2 micro batches in a step, got {micro_batches} in the last of "
                 f"{self._steps} steps and never 2; split the batch and call backward() on each part, or use several "
                 f"workers (watch_ddp)"
             )
 
-    def _compare(self, micro_batches: int, gradients: list[tuple[int, Tensor | None]]) -> None:
-        """Hand the micro batches' squares and that of their sum to the noise scale."""
-        import torch
 
-        counts = [len(norms) for norms in self._norms]
-        of_parts = _squares([norm for norms in self._norms for norm in norms]) / micro_batches
-        seen = [number for number, gradient in gradients if gradient is not None]
-        of_sums = _squares(
-            [self._squares.norm(number, gradient) for number, gradient in gradients if gradient is not None]
-        )
-        of_sums /= micro_batches**2
-        if self._layers:
-            of_parts = torch.stack([squares.sum() for squares in of_parts.split(counts)])
-            of_sums = of_sums.new_zeros(len(gradients)).index_copy_(
-                0, torch.tensor(seen, device=of_sums.device), of_sums
-            )
-        else:
-            of_parts, of_sums = of_parts.sum(0, keepdim=True), of_sums.sum(0, keepdim=True)
-        squares_of_parts, squares_of_sums = torch.stack([of_parts, of_sums]).tolist()
-        names = self._squares.names if self._layers else None
-        observe(self._scale, names, squares_of_parts, squares_of_sums, micro_batches, self._micro_batch)
-
-    def _forget(self) -> None:
-        import torch
-
-        if any(len(norms) > len(room) for norms, room in zip(self._norms, self._room, strict=True)):
-            self._room = [[torch.empty_like(norm) for norm in norms] for norms in self._norms]
-        self._norms = [[] for _ in self._squares.parameters]
-        self._squares.begin_step()
-
-
-class DistributedMeter:
-    """The state of the communication hook: squared norms of this process's gradients and of the average."""
+class DistributedMeter(_Meter):
+    """Compares the gradients of processes with their average; reads a step's numbers when the next one begins."""
 
     def __init__(
         self,
@@ -253,118 +219,47 @@ class DistributedMeter:
         optimizer: Optimizer | None,
         layers: bool,
     ) -> None:
-        self._scale, self._worker_batch, self._layers = scale, worker_batch, layers
-        self._squares = Squares(model.module, optimizer)
-        self._by_parameter = layers or optimizer is not None
+        super().__init__(scale, model.module, worker_batch, optimizer, layers)
         self._group: dist.ProcessGroup = model.process_group
-        self.processes: int = self._group.size()
-        self._local: list[tuple[list[int], Tensor]] = []
-        self._whole: list[tuple[list[int], Tensor]] = []
+        self._averages = False  # whether the next backward pass averages gradients, as that after no_sync() does not
+        self._sees = False  # whether such a pass is under way
+        self._whole: Tensor | None = None
         self._shared: Tensor | None = None  # kept: no other thread may be the last to hold it when Python ends
         self._exchange: dist.Work | None = None
-        self._callbacks: list[weakref.ref[Callable[..., Tensor]]] = []
+        model.register_forward_pre_hook(self._before_forward)
+        for parameter in model.module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._local_gradient)
 
-    def reduce(self, bucket: GradBucket) -> Future[Tensor]:
-        """What DistributedDataParallel itself does with a bucket, and the norms before and after it."""
-        import torch.distributed as dist
+    def _before_forward(self, model: nn.Module, arguments: object) -> None:
+        if torch.is_grad_enabled():
+            self._averages, self._sees = bool(model.require_backward_grad_sync), False
 
-        if bucket.index() == 0:
+    def _local_gradient(self, parameter: Tensor) -> None:
+        """See a gradient before it is averaged; with the first one of a pass, wait for the end of the pass."""
+        if self._averages:
             self.bring_in()
-            self._local, self._whole = [], []  # of a step that broke off
-            self._squares.begin_step()
-        buffer = bucket.buffer()
-        numbers, gradients = self._watched(bucket) if self._by_parameter else ([], [buffer])
-        self._local.append((numbers, self._norms(numbers, gradients)))
-        if bucket.is_last():
-            self._start_exchange()
-        # Not torch's own hook: importing it in the middle of a job keeps the process group alive (docs/log.md).
-        work = dist.all_reduce(buffer.div_(self.processes), group=self._group, async_op=True)
-        assert work is not None
+            self._forget()
+            self._averages, self._sees = False, True
+            after_backward(self._measure)
+        number = self._squares.numbers.get(parameter)
+        if self._sees and number is not None and parameter.grad is not None:
+            self._norms[number] = [self._squares.norm(number, parameter.grad)]
 
-        def with_norms(done: Future[list[Tensor]]) -> Tensor:
-            self._whole.append((numbers, self._norms(numbers, gradients)))
-            return done.value()[0]
-
-        self._callbacks.append(weakref.ref(with_norms))
-        return work.get_future().then(with_norms)
-
-    def _watched(self, bucket: GradBucket) -> tuple[list[int], list[Tensor]]:
-        """Numbers and gradients, parts of the bucket's buffer, of the parameters that are measured."""
-        known = self._squares.numbers
-        both = [*zip(bucket.parameters(), bucket.gradients(), strict=True)]
-        kept = [(known[parameter], gradient) for parameter, gradient in both if parameter in known]
-        return [number for number, _ in kept], [gradient for _, gradient in kept]
-
-    def _norms(self, numbers: list[int], gradients: Sequence[Tensor]) -> Tensor:
-        import torch
-
-        if not self._by_parameter:
-            return norm(gradients[0]).double().square()[None]
-        if not numbers:
-            return torch.zeros(0, dtype=torch.float64, device=self._squares.parameters[0].device)
-        norms = [self._squares.norm(number, gradient) for number, gradient in zip(numbers, gradients, strict=True)]
-        return _squares(norms)
-
-    def _start_exchange(self) -> None:
-        """The mean of the processes' local squares, on its way until the next step begins."""
-        import torch.distributed as dist
-
-        local = self._table(self._local).div_(self.processes)
-        self._shared = local if self._shared is None else self._shared.copy_(local)
+    def _measure(self) -> None:
+        """Start to average the processes' squares; their exchange ends long before the next step begins."""
+        self._sees = False
+        parts, self._whole = self._compared()
+        parts = parts / self._group.size()
+        self._shared = parts if self._shared is None else self._shared.copy_(parts)
         self._exchange = dist.all_reduce(self._shared, group=self._group, async_op=True)
 
-    def _table(self, parts: list[tuple[list[int], Tensor]]) -> Tensor:
-        """Squares by parameter, or their sum."""
-        import torch
-
-        if not self._layers:
-            return torch.stack([squares.sum() for _, squares in parts]).sum(0, keepdim=True)
-        whole = parts[0][1].new_zeros(len(self._squares.names))
-        for numbers, squares in parts:
-            whole[numbers] = squares
-        return whole
-
     def bring_in(self) -> None:
-        """Read the last step's numbers: its exchange has long ended, and its averages are there."""
-        if self._exchange is None or self._shared is None:
-            return
-        self._exchange.wait()
-        small, big = self._shared.tolist(), self._table(self._whole).tolist()
-        names = self._squares.names if self._layers else None
-        observe(self._scale, names, small, big, self.processes, self._worker_batch)
-        self._local, self._whole, self._exchange = [], [], None
-        self._wait_for_callbacks()
-
-    def _wait_for_callbacks(self) -> None:
-        """Let the threads that called back let go of Python's objects: they abort if they must after Python has ended.
-
-        They do so within microseconds, unless the processor is busy; mostly this waits for nothing.
-        """
-        deadline = time.monotonic() + LONGEST_WAIT_SECONDS
-        while any(callback() is not None for callback in self._callbacks) and time.monotonic() < deadline:
-            time.sleep(1e-4)  # gives the interpreter to other threads
-        self._callbacks.clear()
-
-
-def watch_ddp(
-    scale: NoiseScale, model: nn.Module, worker_batch: int, optimizer: Optimizer | None, layers: bool
-) -> Callable[[], None]:
-    """Register the hook; returns what brings in the newest step's numbers."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    if not isinstance(model, DistributedDataParallel):
-        raise UsageError(
-            f"watch_ddp needs a model wrapped in DistributedDataParallel, got a {type(model).__name__}; wrap it, or "
-            f"use watch_accumulation on one process"
-        )
-    meter = DistributedMeter(scale, model, worker_batch, optimizer, layers)
-    if meter.processes < 2:
-        raise UsageError(
-            "watch_ddp compares at least 2 processes, got 1; start more, or split the batch and use watch_accumulation"
-        )
-    # no annotations: torch compares them with types, and those of this module are text
-    model.register_comm_hook(meter, lambda state, bucket: state.reduce(bucket))
-    return meter.bring_in
+        """Read the last step's numbers."""
+        if self._exchange is not None and self._shared is not None and self._whole is not None:
+            self._exchange.wait()
+            self._exchange = None
+            self._observe(self._shared, self._whole, self._group.size())
 
 
 class NoiseScale(stats.NoiseScale):
@@ -381,7 +276,7 @@ class NoiseScale(stats.NoiseScale):
     def watch_ddp(
         self, model: nn.Module, worker_batch: int, optimizer: Optimizer | None = None, layers: bool = False
     ) -> None:
-        """Measure in a communication hook of DistributedDataParallel; the averaged gradients stay what they were.
+        """Measure as DistributedDataParallel averages gradients; these stay what they were.
 
         >>> monitor.watch_ddp(model, worker_batch=32)  # doctest: +SKIP
 
@@ -391,7 +286,17 @@ class NoiseScale(stats.NoiseScale):
             optimizer: an Adam-like one, to measure the parameters it holds in its own coordinates (`preconditioner`).
             layers: fill `layers` with a noise scale for every parameter.
         """
-        self._late.append(watch_ddp(self, model, worker_batch, optimizer, layers))
+        if not isinstance(model, DistributedDataParallel):
+            raise UsageError(
+                f"watch_ddp needs a model wrapped in DistributedDataParallel, got a {type(model).__name__}; wrap it, "
+                f"or use watch_accumulation on one process"
+            )
+        if model.process_group.size() < 2:
+            raise UsageError(
+                "watch_ddp compares at least 2 processes, got 1; start more, or split the batch and use "
+                "watch_accumulation"
+            )
+        self._late.append(DistributedMeter(self, model, worker_batch, optimizer, layers).bring_in)
 
     def watch_accumulation(
         self,

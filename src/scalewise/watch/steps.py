@@ -54,7 +54,7 @@ def observed(waiting: list[tuple[int, OpenStep]]) -> Iterator[WatchedStep]:
 
 def _observed(number: int, seen: OpenStep, inputs: str | None) -> WatchedStep:
     squares = [float(square) for square in seen.squares]
-    local = torch.stack([one.cpu() for one in seen.local_norms]) if seen.local_norms else None
+    local = torch.stack([one.cpu().double() for one in seen.local_norms]) if seen.local_norms else None
     first = float(local @ local) if local is not None else (squares[0] if len(squares) > 1 else None)
     losses = [float(loss) for loss in seen.losses]
     loss = sum(losses) / len(losses) if losses else None

@@ -27,7 +27,7 @@ from scalewise.doctor.observations import WatchedLabels, line
 from scalewise.errors import UsageError
 from scalewise.stats.noise_scale import NoiseEstimate
 from scalewise.watch.fingerprints import SAMPLES, WeightSample, some_elements, tensors_of
-from scalewise.watch.gradients import Halves, norm, one_number, output_gradient, square_of
+from scalewise.watch.gradients import Halves, after_backward, norm, one_number, output_gradient, square_of
 from scalewise.watch.steps import (
     OpenStep,
     batch_norm_layers,
@@ -305,9 +305,7 @@ class Watcher:
                 self._labels = found.labels.clone() if self._labels is None else self._labels + found.labels
         if not self._ends:  # a model that is called twice for one loss has two outputs in one pass
             self._ends = True
-            # A callback of a callback comes after those that average gradients over processes.
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: engine.queue_callback(self._after_backward))
+            after_backward(self._after_backward)
 
     def _look_at_half(self, output: Tensor, gradient: Tensor) -> None:
         assert self._halves is not None
