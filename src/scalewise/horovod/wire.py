@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scalewise.engine.processes.team import all_gather
 from scalewise.engine.sums.flat import sum_rows
-from scalewise.engine.sums.tree import fold_plan, share, split, whole_nodes
+from scalewise.engine.sums.tree import plan_of_all, split
 from scalewise.horovod.negotiation import Description, Perform
 
 
@@ -229,11 +229,11 @@ def reduce_ordered(nodes: Sequence[Tensor], passes: int, divisor: int, group: di
     sums one shard of all vectors and the shards are gathered.
     """
     size, workers = group.size(), passes * group.size()
-    held = [whole_nodes(share(process, size, workers), workers) for process in range(size)]
+    held, plan = plan_of_all(size, workers)
     shard = -(-len(nodes[0]) // size)
     received: list[list[Tensor]] = [[] for _ in range(size)]
-    for number in range(max(map(len, held))):
-        senders = [process for process in range(size) if len(held[process]) > number]
+    for number in range(max(held)):
+        senders = [process for process in range(size) if held[process] > number]
         sends = number < len(nodes)
         mine = torch.nn.functional.pad(nodes[number], (0, shard * size - len(nodes[0]))) if sends else nodes[0][:0]
         out = nodes[0].new_empty(len(senders) * shard)
@@ -241,7 +241,6 @@ def reduce_ordered(nodes: Sequence[Tensor], passes: int, divisor: int, group: di
         dist.all_to_all_single(out, mine, incoming, [shard if sends else 0] * size, group=group)
         for process, row in zip(senders, out.split(shard), strict=True):
             received[process].append(row)
-    plan = fold_plan([node for own in held for node in own], workers)
     total = sum_rows([row for rows in received for row in rows], plan)
     if divisor > 1:
         total.div_(divisor)

@@ -28,13 +28,14 @@ from scalewise.engine.sums.flat import (
     FlatLayout,
     Piece,
     Stretch,
+    add_row,
     clip_coefficient,
     mean_factor,
     sum_of_squares,
     sum_rows,
 )
 from scalewise.engine.sums.grid import RangeNorms, chunk_ranges
-from scalewise.engine.sums.tree import FoldPlan, fold_plan, share, whole_nodes
+from scalewise.engine.sums.tree import own_plan, plan_of_all, share
 from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry
 from scalewise.errors import PlacementError, TaskError
 from scalewise.tasks.task import Number
@@ -294,11 +295,9 @@ class OrderedScatter(ReduceScatter):
     """
 
     def __init__(self, processes: int, workers: int) -> None:
-        shares = [share(process, processes, workers) for process in range(processes)]
         self._rounds = workers // processes
-        self._plans = [fold_plan([(worker, worker + 1) for worker in range(*mine)], workers) for mine in shares]
-        nodes = [node for mine in shares for node in whole_nodes(mine, workers)]
-        self._last = fold_plan(nodes, workers)
+        self._plans = [own_plan(process, processes, workers) for process in range(processes)]
+        _, self._last = plan_of_all(processes, workers)
         self._round = 0
         self._rows: list[list[Tensor]] = [[] for _ in range(processes)]
 
@@ -313,21 +312,10 @@ class OrderedScatter(ReduceScatter):
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
         for process, shard in enumerate(received.chunk(len(self._plans))):
-            _fold(self._rows[process], shard, self._plans[process], self._round)
+            row = shard.clone() if self._rounds > 1 else shard
+            add_row(self._rows[process], row, self._plans[process], self._round)
         self._round += 1
         if self._round == self._rounds:
             rows = [row for mine in self._rows for row in mine]
             output_tensor.copy_(sum_rows(rows, self._last))
             self._round, self._rows = 0, [[] for _ in self._plans]
-
-
-def _fold(buffers: list[Tensor], leaf: Tensor, plan: FoldPlan, number: int) -> None:
-    """Add leaf `number` to the buffers of one process; what is left in them are whole nodes."""
-    step = plan.steps[number]
-    if step.add:
-        buffers[step.buffer].add_(leaf)
-    else:
-        buffers.append(leaf.clone() if len(plan.steps) > 1 else leaf)
-    for target, source in step.merges:
-        buffers[target].add_(buffers[source])
-        del buffers[source]

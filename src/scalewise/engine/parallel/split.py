@@ -25,17 +25,17 @@ from scalewise.engine.parallel.workers import Buffers, WorkerNumbers, WorkerStep
 from scalewise.engine.placement import loader_processes
 from scalewise.engine.sums import reductions
 from scalewise.engine.sums.flat import (
-    Alone,
     FlatLayout,
     Fold,
     Piece,
+    Reduction,
     Stretch,
     clip_coefficient,
     scaling,
     sum_of_squares,
 )
 from scalewise.engine.sums.grid import RangeNorms, chunk_ranges
-from scalewise.engine.sums.tree import fold_plan
+from scalewise.engine.sums.tree import own_plan
 from scalewise.engine.update.layerwise import LAYER_WISE
 from scalewise.engine.update.optimizer import FlatOptimizer, StateEntry, owned_stretches
 from scalewise.errors import ScalewiseError, TaskError
@@ -131,9 +131,8 @@ class LocalPart:
         self._layout = FlatLayout(parameters, averages if recipe.workers > 1 else {}, 1)
         self._weights = self._layout.new()
         self._layout.adopt(self._weights)
-        leaves = [(worker, worker + 1) for worker in range(recipe.workers)]
-        self._fold = Fold(self._layout, fold_plan(leaves, recipe.workers))
-        self._reduction = Alone(self._layout, self._fold)
+        self._fold = Fold(self._layout, own_plan(0, 1, recipe.workers))
+        self._reduction = Reduction(self._layout, self._fold.buffers[0])
         stretches = owned_stretches(recipe, self._layout, self._weights, self._reduction.owned)
         self.optimizer = FlatOptimizer(recipe, self._layout, stretches, self._reduction.complete)
         if whole is not None:

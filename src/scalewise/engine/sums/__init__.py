@@ -6,6 +6,6 @@
     reductions  from each process's sum to the sum of all: ordered, allreduce, server
     replicas    whether all processes still hold the same weights
 
-Public: `FlatLayout`, `Fold`, `fold_plan`, `share`, `RangeNorms`, `reductions.build`. Imports placement and
+Public: `FlatLayout`, `Fold`, `Reduction`, `own_plan`, `share`, `RangeNorms`, `reductions.build`. Imports placement and
 processes.team of the engine; nothing of data, update or parallel.
 """

@@ -7,7 +7,7 @@ and in which norms are taken, so neither depends on the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -214,51 +214,57 @@ class Fold:
             self.views[target][index].add_(self.views[other][index])
 
 
-def sum_rows(rows: list[Tensor], plan: FoldPlan) -> Tensor:
+def sum_rows(rows: Sequence[Tensor], plan: FoldPlan) -> Tensor:
     """The sum of rows in the plan's order; rows are overwritten."""
-    buffers: list[Tensor | None] = [None] * plan.buffers
-    for row, step in zip(rows, plan.steps, strict=True):
-        held = buffers[step.buffer]
-        if step.add and held is not None:
-            held.add_(row)
-        else:
-            buffers[step.buffer] = row
-        for target, source in step.merges:
-            into, from_ = buffers[target], buffers[source]
-            assert into is not None
-            assert from_ is not None
-            into.add_(from_)
-    assert buffers[0] is not None
+    buffers: list[Tensor] = []
+    for number, row in enumerate(rows):
+        add_row(buffers, row, plan, number)
     return buffers[0]
 
 
-class Alone:
-    """The reduction of one process: its fold is the whole sum, and nothing is exchanged."""
+def add_row(buffers: list[Tensor], row: Tensor, plan: FoldPlan, number: int) -> None:
+    """Take row `number`; after the last one the buffers are the plan's nodes."""
+    step = plan.steps[number]
+    if step.add:
+        buffers[step.buffer].add_(row)
+    else:
+        buffers.append(row)
+    for target, source in step.merges:
+        buffers[target].add_(buffers[source])
+        del buffers[source]
 
-    def __init__(self, layout: FlatLayout, fold: Fold) -> None:
+
+class Reduction:
+    """From the nodes that each process has summed to one sum, and from updated parameters to every process.
+
+    This is the reduction of one process: its fold is the whole sum. Its siblings are in reductions.py.
+    """
+
+    spreads = False  # whether updated state must be published, because not every process updates everything
+
+    def __init__(self, layout: FlatLayout, total: Tensor) -> None:
         self.buckets: list[Bucket] = []
-        self.sum = fold.buffers[0]
-        self.spreads = False
-        self.owned = [(0, layout.size)]
-        self.waited_seconds = 0.0
-        self._parameters = self.sum[: layout.parameters_stop]
+        self.sum = total  # valid in `owned` after `finish`
+        self.owned = [(0, layout.size)]  # the parts of the flat vector that this process updates
+        self.waited_seconds = 0.0  # how long this process has waited for others; on a CPU, where waiting blocks
+        self._parameters = total[: layout.parameters_stop]
 
     def launch(self, bucket: Bucket) -> None:
-        """Never called: it has no buckets."""
+        """Start on a bucket in which this process's nodes are complete."""
 
     def finish(self, scale: Scale) -> None:
-        """Scale the sum."""
+        """Wait for all buckets; `scale` turns each stretch of the sum into a mean, once."""
         scale(self.sum, 0)
 
     def squared_norm(self) -> Tensor:
-        """From the chunks of the whole sum."""
+        """‖gradient‖² from the norms of the chunks in order, the same on every process."""
         return sum_of_squares(chunk_norms(self._parameters))
 
     def complete(self, numbers: Tensor) -> None:
-        """No-op on one process."""
+        """Fill in the numbers that other owners have, where each number has one owner and is 0 elsewhere."""
 
     def publish(self, state: Tensor) -> None:
-        """No-op on one process."""
+        """Bring the owners' parts of the flat `state` to every process."""
 
 
 def mean_factor(worker_batch: int, samples: int, weights: Tensor | None) -> float:

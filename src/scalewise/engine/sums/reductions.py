@@ -2,7 +2,7 @@
 
 | name | who sums | who updates | exact |
 |---|---|---|---|
-| alone (flat.py) | the only process | it | yes |
+| `Reduction` itself (flat.py) | the only process | it | yes |
 | ordered | each process its shards, in tree order | every process, or each its shards | yes |
 | allreduce | the backend, in its own order | every process | no |
 | server | process 0, in tree order | process 0 | yes |
@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -20,56 +19,30 @@ from scalewise.engine.placement import Placement
 from scalewise.engine.processes.team import Team, all_gather
 from scalewise.engine.sums.flat import (
     CHUNK,
-    Alone,
     Bucket,
     FlatLayout,
     Fold,
+    Reduction,
     Scale,
     chunk_norms,
     sum_of_squares,
     sum_rows,
 )
-from scalewise.engine.sums.tree import fold_plan, share, whole_nodes
+from scalewise.engine.sums.tree import own_plan, plan_of_all
 
 SERVER = 0
 
 
 def build(placement: Placement, layout: FlatLayout, team: Team, workers: int) -> tuple[Fold, Reduction]:
     """The fold of this process's workers and the reduction that continues from it."""
-    first, last = share(team.rank, team.size, workers)
-    fold = Fold(layout, fold_plan([(worker, worker + 1) for worker in range(first, last)], workers))
+    fold = Fold(layout, own_plan(team.rank, team.size, workers))
     if team.size == 1:
-        return fold, Alone(layout, fold)
+        return fold, Reduction(layout, fold.buffers[0])
     if placement.reduce == "server":
         return fold, Server(layout, fold, team, workers)
     if placement.reduce == "allreduce":
         return fold, AllReduce(layout, fold)
     return fold, Ordered(layout, fold, team, workers, placement.shard_optimizer)
-
-
-class Reduction(Protocol):
-    """From the nodes that each process has summed to one sum, and from updated parameters to every process."""
-
-    buckets: list[Bucket]
-    sum: Tensor  # valid in `owned` after `finish`
-    owned: list[tuple[int, int]]  # the parts of the flat vector that this process updates
-    spreads: bool  # whether updated state must be published, because not every process updates everything
-    waited_seconds: float  # how long this process has waited for others so far; on a CPU, where waiting blocks
-
-    def launch(self, bucket: Bucket) -> None:
-        """Start on a bucket in which this process's nodes are complete."""
-
-    def finish(self, scale: Scale) -> None:
-        """Wait for all buckets; `scale` turns each stretch of the sum into a mean, once."""
-
-    def squared_norm(self) -> Tensor:
-        """‖gradient‖² from the norms of the chunks in order, the same on every process."""
-
-    def complete(self, numbers: Tensor) -> None:
-        """Fill in the numbers that other owners have, where each number has one owner and is 0 elsewhere."""
-
-    def publish(self, state: Tensor) -> None:
-        """Bring the owners' parts of the flat `state` to every process."""
 
 
 def wait_for(work: dist.Work) -> float:
@@ -79,7 +52,7 @@ def wait_for(work: dist.Work) -> float:
     return time.perf_counter() - began
 
 
-class Ordered:
+class Ordered(Reduction):
     """The exact reduction: all-to-all of shards, the rest of the tree summed locally in order, all-gather.
 
     With the optimizer sharded, the last part is left out: each process updates the shards it has summed, and the
@@ -88,15 +61,13 @@ class Ordered:
     """
 
     def __init__(self, layout: FlatLayout, fold: Fold, team: Team, workers: int, sharded: bool) -> None:
+        super().__init__(layout, layout.new())
         self.buckets = layout.buckets()
-        self.sum = layout.new()
         self.spreads = sharded
-        self.owned = [bucket.shard_range(team.rank) for bucket in self.buckets] if sharded else [(0, layout.size)]
-        self.waited_seconds = 0.0
+        if sharded:
+            self.owned = [bucket.shard_range(team.rank) for bucket in self.buckets]
         self._layout, self._fold, self._team = layout, fold, team
-        held = [whole_nodes(share(process, team.size, workers), workers) for process in range(team.size)]
-        self._counts = [len(nodes) for nodes in held]
-        self._plan = fold_plan([node for nodes in held for node in nodes], workers)
+        self._counts, self._plan = plan_of_all(team.size, workers)
         self._received = {bucket: self._space(bucket) for bucket in self.buckets}
         self._works: dict[Bucket, list[dist.Work]] = {}
 
@@ -140,11 +111,10 @@ class Ordered:
     def squared_norm(self) -> Tensor:
         """From the chunks of the sum; with a sharded optimizer each process brings the norms of its own."""
         if not self.spreads:
-            norms = chunk_norms(self.sum)
-        else:
-            norms = self.sum.new_empty(self._layout.size // CHUNK)
-            works = [self._gather_norms(bucket, norms) for bucket in self.buckets]
-            self.waited_seconds += sum(map(wait_for, works))
+            return super().squared_norm()
+        norms = self.sum.new_empty(self._layout.size // CHUNK)
+        works = [self._gather_norms(bucket, norms) for bucket in self.buckets]
+        self.waited_seconds += sum(map(wait_for, works))
         return sum_of_squares(norms[: self._layout.parameters_stop // CHUNK])
 
     def _gather_norms(self, bucket: Bucket, norms: Tensor) -> dist.Work:
@@ -166,17 +136,13 @@ class Ordered:
         self.waited_seconds += sum(map(wait_for, works))
 
 
-class AllReduce:
+class AllReduce(Reduction):
     """The backend's own all-reduce of the local sums: close, not exact, and what other tools do."""
 
     def __init__(self, layout: FlatLayout, fold: Fold) -> None:
+        super().__init__(layout, fold.buffers[0])
         self.buckets = layout.buckets()
-        self.sum = fold.buffers[0]
-        self.spreads = False
-        self.owned = [(0, layout.size)]
-        self.waited_seconds = 0.0
         self._others = fold.buffers[1 : len(fold.plan.nodes)]
-        self._parameters = self.sum[: layout.parameters_stop]
         self._works: list[dist.Work] = []
 
     def launch(self, bucket: Bucket) -> None:
@@ -194,45 +160,31 @@ class AllReduce:
         self._works.clear()
         scale(self.sum, 0)
 
-    def squared_norm(self) -> Tensor:
-        """From the chunks of the whole sum, which every process has."""
-        return sum_of_squares(chunk_norms(self._parameters))
 
-    def complete(self, numbers: Tensor) -> None:
-        """No-op: every process has them all."""
-
-    def publish(self, state: Tensor) -> None:
-        """No-op: every process has updated everything."""
-
-
-class Server:
+class Server(Reduction):
     """The classic synchronous parameter server, exact: process 0 sums in tree order and updates the parameters."""
 
+    spreads = True
+
     def __init__(self, layout: FlatLayout, fold: Fold, team: Team, workers: int) -> None:
+        super().__init__(layout, layout.new())
         self.buckets = layout.buckets()
-        self.sum = layout.new()
         self._serves = team.rank == SERVER
-        self.spreads = True
-        self.owned = [(0, layout.size)] if self._serves else []
-        self.waited_seconds = 0.0
-        self._fold = fold
-        self._parameters = self.sum[: layout.parameters_stop]
-        held = [whole_nodes(share(process, team.size, workers), workers) for process in range(team.size)]
-        self._plan = fold_plan([node for nodes in held for node in nodes], workers)
-        self._senders = [process for process, nodes in enumerate(held) for _ in nodes]
-        sent = [process for process in self._senders if process != SERVER]
-        self._received = [layout.new() for _ in sent] if self._serves else []
+        if not self._serves:
+            self.owned = []
+        self._own = fold.buffers[: len(fold.plan.nodes)]
+        counts, self._plan = plan_of_all(team.size, workers)
+        self._senders = [process for process, count in enumerate(counts) for _ in range(count) if process != SERVER]
+        self._received = [layout.new() for _ in self._senders] if self._serves else []
         self._works: list[dist.Work] = []
 
     def launch(self, bucket: Bucket) -> None:
         """Send this process's nodes to the server; there, receive those of all."""
         stretch = slice(bucket.start, bucket.stop)
         if self._serves:
-            senders = [process for process in self._senders if process != SERVER]
-            works = [dist.irecv(row[stretch], src) for row, src in zip(self._received, senders, strict=True)]
+            works = [dist.irecv(row[stretch], src) for row, src in zip(self._received, self._senders, strict=True)]
         else:
-            nodes = self._fold.buffers[: len(self._fold.plan.nodes)]
-            works = [dist.isend(node[stretch], SERVER) for node in nodes]
+            works = [dist.isend(node[stretch], SERVER) for node in self._own]
         self._works += [work for work in works if work is not None]
 
     def finish(self, scale: Scale) -> None:
@@ -240,20 +192,16 @@ class Server:
         self.waited_seconds += sum(map(wait_for, self._works))
         self._works.clear()
         if self._serves:
-            own = self._fold.buffers[: len(self._fold.plan.nodes)]
-            self.sum.copy_(sum_rows([*own, *self._received], self._plan))
+            self.sum.copy_(sum_rows([*self._own, *self._received], self._plan))
             scale(self.sum, 0)
 
     def squared_norm(self) -> Tensor:
         """The server's, broadcast to all."""
-        norm = sum_of_squares(chunk_norms(self._parameters))
+        norm = super().squared_norm()
         work = dist.broadcast(norm, SERVER, async_op=True)
         assert work is not None
         self.waited_seconds += wait_for(work)
         return norm
-
-    def complete(self, numbers: Tensor) -> None:
-        """No-op: the server has them all, and no other process needs them."""
 
     def publish(self, state: Tensor) -> None:
         """Send the parameters to each of the others: all of it leaves the server, as in the classic scheme."""

@@ -96,6 +96,21 @@ def fold_plan(leaves: Sequence[Node], workers: int) -> FoldPlan:
     return FoldPlan(tuple(steps), most, tuple(stack))
 
 
+def own_plan(process: int, processes: int, workers: int) -> FoldPlan:
+    """The plan for the workers of one process."""
+    return fold_plan([(worker, worker + 1) for worker in range(*share(process, processes, workers))], workers)
+
+
+def plan_of_all(processes: int, workers: int) -> tuple[list[int], FoldPlan]:
+    """How many whole nodes each process has, and the plan that sums the nodes of all of them.
+
+    >>> plan_of_all(3, 4)[0]
+    [1, 1, 1]
+    """
+    held = [whole_nodes(share(process, processes, workers), workers) for process in range(processes)]
+    return [*map(len, held)], fold_plan([node for nodes in held for node in nodes], workers)
+
+
 def _sibling_pairs(root: Node) -> list[tuple[Node, Node]]:
     if root[1] - root[0] < 2:
         return []

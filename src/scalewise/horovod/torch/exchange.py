@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from scalewise.engine.sums.tree import FoldPlan, fold_plan, share
+from scalewise.engine.sums.tree import FoldPlan, own_plan
 from scalewise.horovod import wire
 from scalewise.horovod.negotiation import Handle, describe
 from scalewise.horovod.processes import ProcessSet
@@ -201,9 +201,8 @@ class Exchange:
 
     def _plan(self) -> FoldPlan:
         """How this process's backward passes are summed: its leaves of the tree over all processes' passes."""
-        workers = self.passes * self._process_set.size()
-        first, stop = share(self._process_set.rank(), self._process_set.size(), workers)
-        return fold_plan([(worker, worker + 1) for worker in range(first, stop)], workers)
+        size = self._process_set.size()
+        return own_plan(self._process_set.rank(), size, self.passes * size)
 
     def _complete(self, bucket: Bucket) -> None:
         """Gradients that did not come count as zeros, or as what there is."""
