@@ -205,7 +205,9 @@ def shard(module: nn.Module, processes: int, workers: int) -> None:
     """Cut every tensor by rows, in place; layers of a sequence are gathered one after another, else all at once."""
     # a task that changes the model's output in place would be warned by autograd as well
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    mesh = DeviceMesh.from_group(_world(), next(module.parameters()).device.type)
+    group = dist.group.WORLD
+    assert group is not None
+    mesh = DeviceMesh.from_group(group, next(module.parameters()).device.type)
     layers = [child for child in _sequence(module) if any(True for _ in child.parameters())]
     for part in (*layers, module):
         fully_shard(part, mesh=mesh)
@@ -214,12 +216,6 @@ def shard(module: nn.Module, processes: int, workers: int) -> None:
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
         part.set_reduce_scatter_unused_params(True)
-
-
-def _world() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None
-    return group
 
 
 def _sequence(module: nn.Module) -> list[nn.Module]:

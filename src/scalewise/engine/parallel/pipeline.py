@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,13 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalewise.engine.data import streams
-from scalewise.engine.parallel import HeldBytes, Setup
-from scalewise.engine.parallel.split import LocalPart, SplitStrategy, check_split, dry_run, first_micro_batch
+from scalewise.engine.parallel import Setup
+from scalewise.engine.parallel.split import LocalStrategy, check_split, dry_run, first_micro_batch
 from scalewise.engine.parallel.stages import LastStage, MeasuredStage, Passage, given, model_input, named, split
 from scalewise.engine.parallel.workers import (
     SIGNAL,
     SQUARED_NORMS,
-    WEIGHT,
     Buffers,
     StepNumbers,
     WorkerNumbers,
@@ -32,8 +31,7 @@ from scalewise.engine.parallel.workers import (
     pack,
     precision,
 )
-from scalewise.engine.sums.flat import FlatLayout, mean_factor
-from scalewise.engine.update.optimizer import Reader, StateEntry
+from scalewise.engine.sums.flat import FlatLayout
 from scalewise.tasks.task import Number
 
 ONLY_CALLS = "--parallel pipeline needs a task whose step does nothing with the model but call it"
@@ -48,20 +46,18 @@ class _StageNumbers:
     numbers: WorkerNumbers | None
 
 
-class PipelineParallel(SplitStrategy):
+class PipelineParallel(LocalStrategy):
     """Every process holds one stage."""
 
     def __init__(self, setup: Setup) -> None:
-        recipe = setup.recipe
-        super().__init__(setup, range(recipe.workers))
+        super().__init__(setup, range(setup.recipe.workers))
         self._metric_names: list[str] | None = None  # known to the last stage alone at first
         self._draws = False  # whether any stage draws random numbers, as far as is known
         self._place_stage()
         own, model = self._own, setup.model
-        self._held = {name: own[name] for name in model.parameters if name in own}
         averages = {name: own[name] for name in model.averages if name in own}
         self._buffers = Buffers(self._stage, averages, {name: own[name] for name in model.counters if name in own})
-        self._local = LocalPart(recipe, self._held, averages, self._whole)
+        self._hold({name: own[name] for name in model.parameters if name in own}, averages, self._whole)
         self._passage = Passage(self._new_stage)
 
     def _place_stage(self) -> None:
@@ -100,11 +96,7 @@ class PipelineParallel(SplitStrategy):
         self._buffers.check_fixed()
         names = self._agreed_names(found)
         table = self._exchanged(found, names, signal)
-        weights = None if self._setup.task.weight_is_samples else table[:, WEIGHT]
-        self._local.finish(mean_factor(self._setup.recipe.worker_batch, self._setup.cuts.samples(step), weights))
-        measured = measures or self._setup.recipe.clip_norm is not None
-        square = self._local.clipped(self._local.squared_norm()) if measured else None
-        return StepNumbers(table, names, square)
+        return self._reduced(step, measures, table, names)
 
     def _new_stage(self) -> MeasuredStage:
         parameters = [*self._held.values()]
@@ -124,7 +116,7 @@ class PipelineParallel(SplitStrategy):
         inputs = [model_input(task, self.model.module, batch) for batch in batches] if not rank else []
         last = LastStage(self._setup, batches)
         stage = self._passage.run(count, inputs, last.root, measures)
-        self._local.put(worker, stage.sums)
+        self._put(worker, stage.sums)
         self._draws = self._draws or not torch.equal(start, streams.random_state()[0])
         return _StageNumbers(self._spread(stage.norms, count), last.weights or [0.0] * count, last.numbers)
 
@@ -164,10 +156,6 @@ class PipelineParallel(SplitStrategy):
         self._draws = bool(stages[:, :, -1].any())
         return numbers
 
-    def update(self, lr: float) -> None:
-        """Change the stage's weights and averaged buffers."""
-        self._local.update(lr)
-
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, place in self.model.tensors().items():
             tensor = self._own[name].detach() if name in self._own else torch.empty_like(place)
@@ -180,15 +168,3 @@ class PipelineParallel(SplitStrategy):
         for name, tensor in self._own.items():
             tensor.copy_(tensors[name])
         self._buffers.accept()
-
-    def state(self) -> list[StateEntry]:
-        """The optimizer's state of this stage."""
-        return self._local.optimizer.state()
-
-    def load_state(self, names: Iterable[str], read: Reader) -> None:
-        """Fill the optimizer's state of this stage."""
-        self._local.optimizer.load(names, read)
-
-    def held(self) -> HeldBytes:
-        """The stage, its sums over workers, and its state."""
-        return self._local.held()

@@ -1,7 +1,7 @@
 """What fsdp, pipeline and tensor parallelism share: each process holds a part of the model.
 
-`LocalPart` is that part with the sum over workers and its optimizer, `Averages` the buffers that every process holds
-whole. The whole model, which evaluation and checkpoints need, is empty in between (`SplitStrategy.whole`).
+`LocalStrategy` holds that part with the sum over workers and its optimizer, `Averages` the buffers that every process
+holds whole. The whole model, which evaluation and checkpoints need, is empty in between (`SplitStrategy.whole`).
 
 Layers alone do not show whether a model can be split: its `forward` or the task's step may do more with them than call
 one after another. So a dry run of one micro batch compares the split model with the whole one before training.
@@ -9,7 +9,7 @@ one after another. So a dry run of one micro batch compares the split model with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from scalewise.engine.data import streams
 from scalewise.engine.data.feed import Feed
 from scalewise.engine.parallel import HeldBytes, Setup
 from scalewise.engine.parallel.model import PlacedModel
-from scalewise.engine.parallel.workers import Buffers, WorkerNumbers, WorkerStep, precision
+from scalewise.engine.parallel.workers import WEIGHT, Buffers, StepNumbers, WorkerNumbers, WorkerStep, precision
 from scalewise.engine.placement import loader_processes
 from scalewise.engine.sums import reductions
 from scalewise.engine.sums.flat import (
@@ -31,15 +31,15 @@ from scalewise.engine.sums.flat import (
     Reduction,
     Stretch,
     clip_coefficient,
+    mean_factor,
     scaling,
     sum_of_squares,
 )
 from scalewise.engine.sums.grid import RangeNorms, chunk_ranges
 from scalewise.engine.sums.tree import own_plan
 from scalewise.engine.update.layerwise import LAYER_WISE
-from scalewise.engine.update.optimizer import FlatOptimizer, StateEntry, owned_stretches
+from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry, owned_stretches
 from scalewise.errors import ScalewiseError, TaskError
-from scalewise.recipe import Recipe
 from scalewise.tasks.task import Batch
 
 
@@ -108,25 +108,21 @@ class SplitStrategy:
         return None
 
 
-class LocalPart:
-    """Parameters and averaged buffers of this process, of which it sees every worker's gradient."""
+class LocalStrategy(SplitStrategy):
+    """A split strategy whose processes see every worker's gradient of the parameters that they hold."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        parameters: Mapping[str, Tensor],
-        averages: Mapping[str, Tensor],
-        whole: FlatLayout | None = None,
+    def _hold(
+        self, parameters: Mapping[str, Tensor], averages: Mapping[str, Tensor], whole: FlatLayout | None = None
     ) -> None:
-        """Move the tensors into one flat vector.
+        """Move the tensors of this process into one flat vector.
 
         Arguments:
-            recipe: how they are trained.
             parameters: what is trained.
             averages: buffers that are averaged over workers.
             whole: the layout of the whole model, where some of its parameters are here; norms are taken on its grid.
         """
-        self._recipe, self._count = recipe, len(parameters)
+        recipe = self._setup.recipe
+        self._held = parameters
         self._averages = [*averages.values()] if recipe.workers > 1 else []  # one worker's are the model's own
         self._layout = FlatLayout(parameters, averages if recipe.workers > 1 else {}, 1)
         self._weights = self._layout.new()
@@ -134,12 +130,12 @@ class LocalPart:
         self._fold = Fold(self._layout, own_plan(0, 1, recipe.workers))
         self._reduction = Reduction(self._layout, self._fold.buffers[0])
         stretches = owned_stretches(recipe, self._layout, self._weights, self._reduction.owned)
-        self.optimizer = FlatOptimizer(recipe, self._layout, stretches, self._reduction.complete)
+        self._optimizer = FlatOptimizer(recipe, self._layout, stretches, self._reduction.complete)
         if whole is not None:
             self._parts = [self._part(name, whole) for name in parameters]
             self._norms = RangeNorms(whole, chunk_ranges(whole), self._parts, dist.all_reduce)
             if recipe.optimizer in LAYER_WISE:
-                self.optimizer = FlatOptimizer(recipe, whole, self._parts, dist.all_reduce)
+                self._optimizer = FlatOptimizer(recipe, whole, self._parts, dist.all_reduce)
 
     def _part(self, name: str, whole: FlatLayout) -> Stretch:
         """A parameter held here, by its place in the whole model."""
@@ -147,41 +143,45 @@ class LocalPart:
         weights = self._weights[own : own + size].detach().requires_grad_()
         return Stretch(start, weights, [Piece(name, 0, size, start)], shift=start - own)
 
-    def put(self, worker: int, gradients: Sequence[Tensor]) -> None:
+    def _put(self, worker: int, gradients: Sequence[Tensor]) -> None:
         """Take one worker's gradients, and what it has made of the averages."""
         self._fold.put(worker, [*gradients, *self._averages])
 
-    def finish(self, factor: float) -> None:
-        """Make the sums means."""
-        self._reduction.finish(scaling(self._recipe.workers, self._layout, factor))
+    def _reduced(self, step: int, measures: bool, table: Tensor, names: list[str]) -> StepNumbers:
+        """Make the sums means, and clip the mean gradient; `table` has every worker's numbers."""
+        recipe, total = self._setup.recipe, self._reduction.sum
+        weights = None if self._setup.task.weight_is_samples else table[:, WEIGHT]
+        factor = mean_factor(recipe.worker_batch, self._setup.cuts.samples(step), weights)
+        self._reduction.finish(scaling(recipe.workers, self._layout, factor))
+        square = self._squared_norm() if measures or recipe.clip_norm is not None else None
+        if recipe.clip_norm is not None and square is not None:
+            total[: self._layout.parameters_stop].mul_(clip_coefficient(recipe.clip_norm, square).to(total.dtype))
+        return StepNumbers(table, names, square)
 
-    def gradients(self) -> list[Tensor]:
-        """The mean gradient of each parameter."""
-        return self._layout.views(self._reduction.sum)[: self._count]
-
-    def clipped(self, square: Tensor) -> Tensor:
-        """Clip the mean gradient, whose squared norm is `square`."""
-        if self._recipe.clip_norm is not None:
-            gradient = self._reduction.sum[: self._layout.parameters_stop]
-            gradient.mul_(clip_coefficient(self._recipe.clip_norm, square).to(gradient.dtype))
-        return square
-
-    def squared_norm(self) -> Tensor:
+    def _squared_norm(self) -> Tensor:
         """Of the whole model's mean gradient, from the chunks of its grid."""
         (norms,) = self._norms([[part.place(self._reduction.sum) for part in self._parts]])
         return sum_of_squares(norms)
 
     @torch.no_grad()
     def update(self, lr: float) -> None:
-        """Change the weights and the averaged buffers."""
-        self.optimizer.step(self._reduction.sum, lr)
+        """Change this process's weights and the averaged buffers."""
+        self._optimizer.step(self._reduction.sum, lr)
         if self._averages:
-            torch._foreach_copy_(self._averages, self._layout.views(self._reduction.sum)[self._count :])
+            torch._foreach_copy_(self._averages, self._layout.views(self._reduction.sum)[len(self._held) :])
+
+    def state(self) -> list[StateEntry]:
+        """The optimizer's state for what this process holds."""
+        return self._optimizer.state()
+
+    def load_state(self, names: Iterable[str], read: Reader) -> None:
+        """Fill the optimizer's state for what this process holds."""
+        self._optimizer.load(names, read)
 
     def held(self) -> HeldBytes:
         """The weights, their sums over workers, and their state."""
         gradients = sum(buffer.nbytes for buffer in self._fold.buffers)
-        return HeldBytes(self._weights.nbytes, gradients, self.optimizer.bytes())
+        return HeldBytes(self._weights.nbytes, gradients, self._optimizer.bytes())
 
 
 class Averages:

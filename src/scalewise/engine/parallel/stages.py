@@ -221,7 +221,9 @@ class Passage:
         """
         if count not in self._schedules:
             stage = self._make_stage()
-            self._schedules[count] = stage, _schedule(stage, count, self._root)
+            # torch has no 1F1B for fewer micro batches than stages: then all go forward and all come back
+            kind = Schedule1F1B if count >= stage.num_stages else ScheduleGPipe
+            self._schedules[count] = stage, kind(stage, count, loss_fn=self._root, scale_grads=False)
         stage, schedule = self._schedules[count]
         self._loss = loss
         stage.begin(measures)
@@ -235,14 +237,6 @@ class Passage:
     def _root(self, output: Tensor, number: Tensor) -> Tensor:
         assert self._loss is not None
         return self._loss(output, int(number))
-
-
-def _schedule(
-    stage: PipelineStage, micro_batches: int, root: Callable[[Tensor, Tensor], Tensor]
-) -> Schedule1F1B | ScheduleGPipe:
-    """1F1B; with fewer micro batches than stages, for which torch has no 1F1B, all forward and then all backward."""
-    kind = Schedule1F1B if micro_batches >= stage.num_stages else ScheduleGPipe
-    return kind(stage, micro_batches, loss_fn=root, scale_grads=False)
 
 
 ONE_CALL = "--parallel pipeline needs a task that calls the model once, with one tensor"

@@ -26,12 +26,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from scalewise.engine.data.feed import Feed
-from scalewise.engine.parallel import HeldBytes, Setup
-from scalewise.engine.parallel.split import LocalPart, SplitStrategy, check_split, dry_run, first_micro_batch
+from scalewise.engine.parallel import Setup
+from scalewise.engine.parallel.split import LocalStrategy, check_split, dry_run, first_micro_batch
 from scalewise.engine.parallel.workers import (
     SIGNAL,
     SQUARED_NORMS,
-    WEIGHT,
     Buffers,
     Ready,
     StepNumbers,
@@ -40,7 +39,7 @@ from scalewise.engine.parallel.workers import (
     pack,
     square_of,
 )
-from scalewise.engine.sums.flat import mean_factor, sum_of_squares
+from scalewise.engine.sums.flat import sum_of_squares
 from scalewise.engine.update.optimizer import Reader, StateEntry
 from scalewise.errors import TaskError
 from scalewise.tasks.task import Loss, MeanLoss, Number
@@ -51,7 +50,7 @@ IN_TURN = (
 )
 
 
-class TensorParallel(SplitStrategy):
+class TensorParallel(LocalStrategy):
     """Every process holds a part of every split matrix, and all of the rest."""
 
     exact = False  # the backend sums partial products in its own order
@@ -71,8 +70,7 @@ class TensorParallel(SplitStrategy):
         buffers = dict(self._module.named_buffers())
         averages = {name: buffers[name] for name in setup.model.averages}
         self._buffers = Buffers(self._module, averages, {name: buffers[name] for name in setup.model.counters})
-        self._held = {name: _part(here[name]) for name in setup.model.parameters}
-        self._local = LocalPart(recipe, self._held, averages)
+        self._hold({name: _part(here[name]) for name in setup.model.parameters}, averages)
         parameters = [_put_back(self._module, name, here[name], part) for name, part in self._held.items()]
         self._counts_here = [name in self._dims or team.leads for name in self._held]
         check_split(setup, whole, self._module, batch, IN_TURN)
@@ -87,14 +85,10 @@ class TensorParallel(SplitStrategy):
                 self._buffers.restore()
             gradients, numbers = self._workers.gradient(step, worker, measures)
             found.append(numbers)
-            self._local.put(worker, gradients)
+            self._put(worker, gradients)
         self._buffers.check_fixed()
         table = self._exchanged(pack(found, self._team.device, signal))
-        weights = None if self._setup.task.weight_is_samples else table[:, WEIGHT]
-        self._local.finish(mean_factor(self._setup.recipe.worker_batch, self._setup.cuts.samples(step), weights))
-        measured = measures or self._setup.recipe.clip_norm is not None
-        square = self._local.clipped(self._team.total(self._own_square())) if measured else None
-        return StepNumbers(table, [*found[0].metrics], square)
+        return self._reduced(step, measures, table, [*found[0].metrics])
 
     def _exchanged(self, table: Tensor) -> Tensor:
         """The workers' numbers, which all processes have, with the norms of all parts and any process's signal."""
@@ -105,15 +99,11 @@ class TensorParallel(SplitStrategy):
         numbers[:, SIGNAL] = processes[:, :, SIGNAL].amax(0)
         return numbers
 
-    def _own_square(self) -> Tensor:
-        """The squared norm of this process's parts of the mean gradient, and on the first of what all have."""
-        gradients = self._local.gradients()
+    def _squared_norm(self) -> Tensor:
+        """From each process's parts of the mean gradient, and from the first one's of what all have."""
+        gradients = self._layout.views(self._reduction.sum)[: len(self._held)]
         mine = [gradient for gradient, counts in zip(gradients, self._counts_here, strict=True) if counts]
-        return sum_of_squares(torch.stack(torch._foreach_norm(mine)))  # some matrix is split
-
-    def update(self, lr: float) -> None:
-        """Change this process's parts and the averaged buffers."""
-        self._local.update(lr)
+        return self._team.total(sum_of_squares(torch.stack(torch._foreach_norm(mine))))  # some matrix is split
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._module.named_parameters():
@@ -136,7 +126,7 @@ class TensorParallel(SplitStrategy):
 
     def state(self) -> list[StateEntry]:
         """The optimizer's state of whole parameters, on the first process: a split by columns has no simple place."""
-        entries = [self._whole_entry(entry) for entry in self._local.optimizer.state()]
+        entries = [self._whole_entry(entry) for entry in self._optimizer.state()]
         return entries if self._team.leads else []
 
     def _whole_entry(self, entry: StateEntry) -> StateEntry:
@@ -160,11 +150,7 @@ class TensorParallel(SplitStrategy):
             whole = read(name, 0, shape.numel()).view(shape)
             return self._cut(parameter, whole).reshape(-1)[start:stop]
 
-        self._local.optimizer.load(names, read_part)
-
-    def held(self) -> HeldBytes:
-        """The parts, their sums over workers, and their state."""
-        return self._local.held()
+        self._optimizer.load(names, read_part)
 
 
 class _SplitWorkers(Workers):
