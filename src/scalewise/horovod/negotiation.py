@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from concurrent import futures
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -76,6 +76,12 @@ class Handle(futures.Future[Any]):
         super().__init__()
         self.name = name
         self.release: Callable[[], None] = lambda: None
+        self._of_one = False
+
+    def of_one(self) -> Self:
+        """The same, of which `wait` returns the only tensor of a group of one."""
+        self._of_one = True
+        return self
 
     def is_done(self) -> bool:
         """Whether `wait` would return at once."""
@@ -101,7 +107,7 @@ class Handle(futures.Future[Any]):
             if not silent:
                 warnings.warn(message, RuntimeWarning, stacklevel=3)
         self.release()
-        return self.result()
+        return self.result()[0] if self._of_one else self.result()
 
     __call__ = wait  # Horovod gives functions for sparse tensors
 

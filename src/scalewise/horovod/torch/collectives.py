@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
@@ -53,6 +53,21 @@ __all__ = [
 
 
 P = ParamSpec("P")
+
+
+def _of_one(grouped: Callable[Concatenate[Sequence[Tensor], P], Any], description: str) -> Callable[..., Any]:
+    """The collective of one tensor, from that of several."""
+    first, *others = inspect.signature(grouped).parameters.values()
+
+    def alone(tensor: Tensor, *arguments: P.args, **named: P.kwargs) -> Any:  # noqa: ANN401
+        given = grouped([tensor], *arguments, **named)
+        return given.of_one() if isinstance(given, Handle) else given[0]
+
+    alone.__name__, alone.__doc__ = grouped.__name__.removeprefix("grouped_"), description
+    alone.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [first.replace(name="tensor", annotation=Tensor), *others]
+    )
+    return alone
 
 
 def _waiting(start: Callable[P, Handle], description: str) -> Callable[P, Any]:
@@ -109,20 +124,6 @@ def in_place(tensors: Sequence[Tensor], collective: Callable[..., None], *how: o
     return perform
 
 
-def _first(perform: Perform) -> Perform:
-    """The only tensor of a group of one."""
-    return lambda group: perform(group)[0]
-
-
-def _reduction(
-    tensors: Sequence[Tensor], op: ReduceOp, factors: tuple[float, float], process_set: ProcessSet
-) -> tuple[Description, Perform]:
-    """What must be the same on every process, and the reduction itself, in place."""
-    if op is ReduceOp.Adasum:
-        _check_adasum(tensors, process_set)
-    return describe("allreduce", tensors, op, *factors), in_place(tensors, wire.reduce_together, op, *factors)
-
-
 def _check_adasum(tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
     size = process_set.size()
     if size & (size - 1):
@@ -137,21 +138,6 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
 
 
-def allreduce_async_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start to reduce a tensor over processes, in place; the average by default."""
-    factors = prescale_factor, postscale_factor
-    description, perform = _reduction([tensor], chosen(op, average), factors, process_set)
-    return process_set.ask(name, description, _first(perform))
-
-
 def grouped_allreduce_async_(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -162,29 +148,20 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start to reduce several tensors as one, in place."""
-    factors = prescale_factor, postscale_factor
-    return process_set.ask(name, *_reduction(tensors, chosen(op, average), factors, process_set))
+    how = chosen(op, average), prescale_factor, postscale_factor
+    if how[0] is ReduceOp.Adasum:
+        _check_adasum(tensors, process_set)
+    perform = in_place(tensors, wire.reduce_together, *how)
+    return process_set.ask(name, describe("allreduce", tensors, *how), perform)
 
 
+allreduce_async_ = _of_one(
+    grouped_allreduce_async_, "Start to reduce a tensor over processes, in place; the average by default."
+)
 allreduce_async = _on_copies(allreduce_async_, "Start to reduce a tensor over processes; the average by default.")
 allreduce_ = _waiting(allreduce_async_, "Reduce a tensor over processes, in place.")
 grouped_allreduce_async = _on_copies(grouped_allreduce_async_, "Start to reduce several tensors as one.")
 grouped_allreduce_ = _waiting(grouped_allreduce_async_, "Reduce several tensors as one, in place.")
-
-
-def allreduce(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Compressor = Compression.none,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Tensor:
-    """A tensor reduced over processes; the average by default."""
-    factors = prescale_factor, postscale_factor
-    return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
 
 def grouped_allreduce(
@@ -200,6 +177,9 @@ def grouped_allreduce(
     """Several tensors reduced as one."""
     how = name, chosen(op, average), (prescale_factor, postscale_factor), process_set
     return _compressed(_Allreduce, tensors, compression, *how)
+
+
+allreduce = _of_one(grouped_allreduce, "A tensor reduced over processes; the average by default.")
 
 
 def _compressed(
@@ -250,22 +230,17 @@ def sparse_allreduce_async(
     return process_set.ask(name, description, partial(wire.reduce_sparse, tensor.detach().coalesce(), op))
 
 
-def _gathering(tensors: Sequence[Tensor]) -> tuple[Description, Perform]:
-    rows = [tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor.detach().contiguous() for tensor in tensors]
-    return describe("allgather", rows, free_rows=True), partial(wire.gather, rows)  # a number is one row
-
-
-def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
-    """Start to concatenate every process's rows; processes may have other numbers of them."""
-    description, gather = _gathering([tensor])
-    return process_set.ask(name, description, _first(gather))
-
-
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start to gather several tensors as one."""
-    return process_set.ask(name, *_gathering(tensors))
+    """Start to gather several tensors as one; a number is one row."""
+    rows = [tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor.detach().contiguous() for tensor in tensors]
+    return process_set.ask(name, describe("allgather", rows, free_rows=True), partial(wire.gather, rows))
+
+
+allgather_async = _of_one(
+    grouped_allgather_async, "Start to concatenate every process's rows; processes may have other numbers of them."
+)
 
 
 class _Allgather(torch.autograd.Function):
@@ -287,16 +262,16 @@ class _Allgather(torch.autograd.Function):
         return None, None, *own
 
 
-def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """Every process's rows, in process order; processes may have other numbers of them."""
-    return grouped_allgather([tensor], name, process_set)[0]
-
-
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
     """Several tensors gathered as one."""
     return [*_Allgather.apply(name, process_set, *tensors)]  # type: ignore[no-untyped-call]
+
+
+allgather = _of_one(
+    grouped_allgather, "Every process's rows, in process order; processes may have other numbers of them."
+)
 
 
 def broadcast_async_(
@@ -306,7 +281,7 @@ def broadcast_async_(
     if root_rank not in (process_set.ranks or []):
         raise ValueError(f"root_rank must be a process of {process_set}, got {root_rank}")
     perform = in_place([tensor], wire.broadcast_together, root_rank)
-    return process_set.ask(name, describe("broadcast", [tensor], f"from {root_rank}"), _first(perform))
+    return process_set.ask(name, describe("broadcast", [tensor], f"from {root_rank}"), perform).of_one()
 
 
 broadcast_async = _on_copies(broadcast_async_, "Start to fetch one process's tensor.")
@@ -403,29 +378,6 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
-def _scattering(tensors: Sequence[Tensor], op: ReduceOp, factors: tuple[float, float]) -> tuple[Description, Perform]:
-    op = ReduceOp(op)
-    if op is ReduceOp.Adasum:
-        raise HorovodInternalError("reducescatter cannot do Adasum; use op=hvd.Average, or allreduce")
-    if any(tensor.ndim == 0 for tensor in tensors):
-        raise HorovodInternalError("reducescatter shares rows among processes, got a number without a dimension")
-    held = [tensor.detach() for tensor in tensors]
-    return describe("reducescatter", held, op, *factors), partial(wire.scatter_rows, held, op, *factors)
-
-
-def reducescatter_async(
-    tensor: Tensor,
-    name: str | None = None,
-    op: ReduceOp = ReduceOp.Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle:
-    """Start to reduce a tensor, of which each process gets some rows."""
-    description, scatter = _scattering([tensor], op, (prescale_factor, postscale_factor))
-    return process_set.ask(name, description, _first(scatter))
-
-
 def grouped_reducescatter_async(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -435,7 +387,18 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start to reduce several tensors, of which each process gets some rows."""
-    return process_set.ask(name, *_scattering(tensors, op, (prescale_factor, postscale_factor)))
+    how = ReduceOp(op), prescale_factor, postscale_factor
+    if how[0] is ReduceOp.Adasum:
+        raise HorovodInternalError("reducescatter cannot do Adasum; use op=hvd.Average, or allreduce")
+    if any(tensor.ndim == 0 for tensor in tensors):
+        raise HorovodInternalError("reducescatter shares rows among processes, got a number without a dimension")
+    held = [tensor.detach() for tensor in tensors]
+    return process_set.ask(name, describe("reducescatter", held, *how), partial(wire.scatter_rows, held, *how))
+
+
+reducescatter_async = _of_one(
+    grouped_reducescatter_async, "Start to reduce a tensor, of which each process gets some rows."
+)
 
 
 class _Reducescatter(torch.autograd.Function):
@@ -461,20 +424,6 @@ class _Reducescatter(torch.autograd.Function):
         return None, None, None, None, *grouped_allgather([g * factor for g in gradients], process_set=process_set)
 
 
-def reducescatter(
-    tensor: Tensor,
-    name: str | None = None,
-    compression: Compressor = Compression.none,
-    op: ReduceOp = ReduceOp.Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Tensor:
-    """This process's rows of a tensor reduced over processes."""
-    factors = prescale_factor, postscale_factor
-    return grouped_reducescatter([tensor], name, compression, op, process_set, *factors)[0]
-
-
 def grouped_reducescatter(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -487,6 +436,9 @@ def grouped_reducescatter(
     """This process's rows of several tensors reduced over processes."""
     how = name, op, (prescale_factor, postscale_factor), process_set
     return _compressed(_Reducescatter, tensors, compression, *how)
+
+
+reducescatter = _of_one(grouped_reducescatter, "This process's rows of a tensor reduced over processes.")
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
