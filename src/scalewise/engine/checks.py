@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -120,11 +119,8 @@ def _first_non_finite(strategy: Strategy, step: int, team: Team) -> tuple[int, s
     """The first worker with a gradient that is not finite, and its first such parameter; the same on every process."""
     names = [*strategy.model.parameters]
     mine = [(one.worker, name) for one in strategy.worker_steps(step) for name in non_finite_gradients(one, names)]
-    found = [mine[:1]]
-    if team.size > 1:
-        found *= team.size
-        dist.all_gather_object(found, mine[:1])
-    return min((first for one in found for first in one), default=None, key=lambda first: first[0])
+    found = [first for one in team.gather_objects(mine[:1]) for first in one]
+    return min(found, default=None, key=lambda first: first[0])
 
 
 def _checked_samples(strategy: Strategy, samples: Samples, step: int, worker: int) -> list[int]:

@@ -59,19 +59,10 @@ def evaluate(
             rows.append([number for pair in pairs.values() for number in pair])
     finally:
         model.module.train()
-    names, width = _agree(names, team)
-    table = numbers_tensor(rows, team.device).view(len(rows), width)
+    names = team.shared(names)  # also on a process that had no batch
+    table = numbers_tensor(rows, team.device).view(len(rows), 2 * len(names))
     counts = [len(starts[process :: team.size]) for process in range(team.size)]
     return _means(names, team.gather_rows(table, counts).wait(), counts)
-
-
-def _agree(names: list[str], team: Team) -> tuple[list[str], int]:
-    """The names of the numbers, also on a process that had no batch."""
-    if team.size > 1:
-        shared = [names]
-        torch.distributed.broadcast_object_list(shared, 0)
-        names = shared[0]
-    return names, 2 * len(names)
 
 
 def _means(names: list[str], rows: Tensor, counts: list[int]) -> dict[str, float]:

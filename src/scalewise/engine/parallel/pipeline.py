@@ -133,9 +133,8 @@ class PipelineParallel(LocalStrategy):
         """The names of the metrics, from the last stage."""
         if self._metric_names is None:
             mine = found[0].numbers
-            names = [[*mine.metrics] if mine is not None else []]
-            dist.broadcast_object_list(names, self._team.size - 1)
-            self._metric_names = names[0]
+            names = [*mine.metrics] if mine is not None else []
+            self._metric_names = self._team.shared(names, self._team.size - 1)
         return self._metric_names
 
     def _exchanged(self, found: list[_StageNumbers], names: list[str], signal: int) -> Tensor:

@@ -91,9 +91,7 @@ class SplitStrategy:
     def non_finite(self) -> str | None:
         """The name of a parameter that is not finite, the same on every process."""
         mine = next((name for name, tensor in self._held.items() if not tensor.isfinite().all()), None)
-        names: list[str | None] = [None] * self._team.size
-        dist.all_gather_object(names, mine)
-        return next((name for name in names if name is not None), None)
+        return next((name for name in self._team.gather_objects(mine) if name is not None), None)
 
     def worker_steps(self, step: int) -> Iterator[WorkerStep]:
         """Nothing: no process ever holds a worker's whole gradient."""

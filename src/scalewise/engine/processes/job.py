@@ -332,13 +332,9 @@ def serve(name: str) -> None:
 
 def _answer(folder: Path, team: Team, perform: Callable[[Any], Any]) -> NoReturn:
     """The first process receives the requests, passes them to the others, and sends what all of them answer."""
-    import torch.distributed as dist
-
     command = Client(str(folder / SOCKET), "AF_UNIX") if team.leads else None
     while True:
-        request = [command.recv() if command is not None else None]
-        dist.broadcast_object_list(request, 0)
-        replies: list[Any] = [None] * team.size
-        dist.all_gather_object(replies, perform(request[0]))
+        request = team.shared(command.recv() if command is not None else None)
+        replies = team.gather_objects(perform(request))
         if command is not None:
             command.send(replies)

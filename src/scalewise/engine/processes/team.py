@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FunctionType
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo's own setting
 HOLDERS_OF_THE_GROUP = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler")
 REST_SECONDS = 2.0
 START_TIMEOUT = timedelta(minutes=30)
+T = TypeVar("T")
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
 
 
@@ -59,6 +61,20 @@ class Team:
     def total(self, number: Tensor) -> Tensor:
         """The sum over all processes."""
         return self.gather_rows(number.view(1, 1), [1] * self.size).wait().sum()
+
+    def gather_objects(self, mine: T) -> list[T]:
+        """Every process's object, in rank order; pickled, between processes of one job only."""
+        found = [mine] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, mine)
+        return found
+
+    def shared(self, mine: T, source: int = 0) -> T:
+        """One process's object, on every process."""
+        box = [mine]
+        if self.size > 1:
+            dist.broadcast_object_list(box, source)
+        return box[0]
 
     def barrier(self) -> None:
         """Wait until every process is here."""

@@ -19,15 +19,12 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 
 from scalewise import records
 from scalewise.engine.loop import Training
-from scalewise.engine.processes.team import Team
 from scalewise.engine.store.shards import (
     INDEX_FILE,
     Entry,
@@ -50,7 +47,6 @@ from scalewise.records import Record, Step, names_aside
 EMERGENCY_RECORDS = 256  # kept in memory: more than the first process holds back before it writes
 STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SYSTEM_ERROR = re.compile(r"os error (\d+)")  # how safetensors passes the system's error on
-T = TypeVar("T")
 
 
 class StorageFull(CheckpointError):
@@ -85,12 +81,12 @@ def save(training: Training, folder: Path, problem: OSError | None = None) -> Pa
         if team.leads:
             entries += _tensors("model", model.tensors()) + _tensors("best", training.best)
         mine = prepared if prepared.problem else _attempt(lambda: _write_shard(temporary, team.rank, entries))
-        parts = _gather(mine, team)
+        parts = team.gather_objects(mine)
     published = _Written({}, {})
     if team.leads and not any(part.problem for part in parts):
         index = Index(progress, training.noise.state(), training.recipe.model_dump(), *_merged(parts))
         published = _attempt(lambda: _publish(temporary, final, index))
-    outcomes = [*parts, *_gather(published, team)]
+    outcomes = [*parts, *team.gather_objects(published)]
     if any(outcome.problem for outcome in outcomes):
         if team.leads:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -213,15 +209,6 @@ def _write_shard(folder: Path, rank: int, entries: list[StateEntry]) -> _Written
     return _Written({file: described(folder / file)}, tensors)
 
 
-def _gather(part: T, team: Team) -> list[T]:
-    """Every process's part; pickled, between processes of one job only."""
-    if team.size == 1:
-        return [part]
-    parts = [part] * team.size
-    dist.all_gather_object(parts, part)
-    return parts
-
-
 def _merged(parts: list[_Written]) -> tuple[dict[str, File], dict[str, Entry]]:
     files: dict[str, File] = {}
     tensors: dict[str, Entry] = {}
@@ -266,7 +253,7 @@ def load_newest(training: Training, folder: Path) -> list[str]:
     Bad ones are set aside under another name, never deleted. None at all leaves the training at step 0; if there are
     some but none is good, that is an error.
     """
-    names = _agreed([path.name for path in stored(folder)] if training.team.leads else [], training.team)
+    names = training.team.shared([path.name for path in stored(folder)] if training.team.leads else [])
     problems: list[str] = []
     for name in names:
         problem = _try(training, folder / name)
@@ -281,14 +268,6 @@ def load_newest(training: Training, folder: Path) -> list[str]:
     return []
 
 
-def _agreed(names: list[str], team: Team) -> list[str]:
-    """The first process's names, on every process."""
-    box = [names]
-    if team.size > 1:
-        dist.broadcast_object_list(box, 0)
-    return box[0]
-
-
 def _try(training: Training, path: Path) -> str | None:
     """Load a checkpoint on every process, or return why one of them could not: files may vanish at any moment."""
     problem: CheckpointError | None = None
@@ -296,7 +275,7 @@ def _try(training: Training, path: Path) -> str | None:
         load(training, path, same_recipe=True)
     except CheckpointError as error:
         problem = error
-    found = [other for other in _gather(problem, training.team) if other is not None]
+    found = [other for other in training.team.gather_objects(problem) if other is not None]
     wrong = [other for other in found if not isinstance(other, DamagedCheckpoint)]
     if wrong:
         raise wrong[0]
