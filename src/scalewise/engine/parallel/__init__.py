@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -29,9 +28,9 @@ from scalewise.engine.data.feed import Feed
 from scalewise.engine.data.samples import Samples
 from scalewise.engine.parallel.model import PlacedModel
 from scalewise.engine.parallel.workers import StepNumbers, WorkerStep
-from scalewise.engine.placement import Placement
+from scalewise.engine.placement import Placement, loader_processes
 from scalewise.engine.processes.team import Team
-from scalewise.engine.update.optimizer import Reader, StateEntry
+from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry
 from scalewise.recipe import Recipe
 from scalewise.schedules import Cuts
 from scalewise.tasks.task import Task
@@ -59,15 +58,18 @@ class HeldBytes:
     optimizer: int
 
 
-class Strategy(Protocol):
+class Strategy:
     """Place the model, compute and reduce the workers' gradients, update, and give the state by name."""
 
-    model: PlacedModel  # its structure; its weights are only up to date within `whole`
-    feed: Feed  # the batches of this process's workers
+    exact: bool = True  # whether the bytes so far are those of any other exact placement
+    _optimizer: FlatOptimizer
 
-    @property
-    def exact(self) -> bool:
-        """Whether the bytes so far are those of any other exact placement."""
+    def __init__(self, setup: Setup, workers: range) -> None:
+        """Nothing is placed yet; `workers` are those whose batches this process needs."""
+        self.model = setup.model  # its structure; its weights are only up to date within `whole`
+        self._setup, self._team = setup, setup.team
+        loaders = loader_processes(setup.placement, setup.team.here)
+        self.feed = Feed(setup.task, setup.recipe, setup.samples, setup.cuts, setup.team.device, workers, loaders)
 
     def gradients(self, step: int, signal: int, measures: bool) -> StepNumbers:
         """Compute every worker's gradient and reduce them to their mean.
@@ -77,39 +79,53 @@ class Strategy(Protocol):
             signal: that this process received, or 0; every process reads it in the numbers.
             measures: whether to take the norm of every micro batch's gradient.
         """
+        raise NotImplementedError
 
     def worker_steps(self, step: int) -> Iterator[WorkerStep]:
-        """Compute this process's workers' parts of a step again, at the present weights; nothing else changes."""
+        """Compute this process's workers' parts of a step again, at the present weights; nothing else changes.
+
+        Nothing where no process ever holds a worker's whole gradient.
+        """
+        return iter(())
 
     def update(self, lr: float) -> None:
         """Change the weights."""
+        raise NotImplementedError
 
     def whole(self) -> AbstractContextManager[PlacedModel]:
         """The whole model on every process, to evaluate and to store; all processes ask for it together."""
+        raise NotImplementedError
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Overwrite parameters and buffers with those of the whole model."""
+        raise NotImplementedError
 
     def fingerprint(self) -> list[int] | None:
         """A checksum, as two numbers, of the weights that are equal on every process; None where they are split."""
+        return None
 
     def non_finite(self) -> str | None:
         """The name of a parameter that is not finite, the same on every process."""
+        raise NotImplementedError
 
     def state(self) -> list[StateEntry]:
         """What this process holds of the optimizer's state."""
+        return self._optimizer.state()
 
     def emergency_state(self) -> list[StateEntry] | None:
         """The optimizer's whole state after the last whole step, once contact with another process is lost.
 
         The model is put back to that step, and training cannot continue. None where a process has only a part of it.
         """
+        return None
 
     def load_state(self, names: Iterable[str], read: Reader) -> None:
         """Take over a stored optimizer state."""
+        self._optimizer.load(names, read)
 
     def held(self) -> HeldBytes:
         """What this process holds."""
+        raise NotImplementedError
 
 
 def build(setup: Setup) -> Strategy:

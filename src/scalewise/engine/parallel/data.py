@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from scalewise.engine.data.feed import Feed
-from scalewise.engine.parallel import HeldBytes, Setup
+from scalewise.engine.parallel import HeldBytes, Setup, Strategy
 from scalewise.engine.parallel.lockstep import Lockstep, check_lockstep
 from scalewise.engine.parallel.model import PlacedModel
 from scalewise.engine.parallel.workers import (
@@ -22,31 +21,76 @@ from scalewise.engine.parallel.workers import (
     numbers_tensor,
     pack,
 )
-from scalewise.engine.placement import loader_processes
-from scalewise.engine.processes.team import Gathered
+from scalewise.engine.processes.team import Gathered, Team
 from scalewise.engine.sums import reductions
 from scalewise.engine.sums.flat import Bucket, FlatLayout, Scale, clip_coefficient, mean_factor, scaling
 from scalewise.engine.sums.replicas import fingerprint
 from scalewise.engine.sums.tree import share
-from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry, owned_stretches
+from scalewise.engine.update.optimizer import FlatOptimizer, StateEntry, owned_stretches
 from scalewise.nn.batch_norm import exchanging
 from scalewise.tasks.task import Number
 
 
-class DataParallel:
+class FlatStrategy(Strategy):
+    """A strategy whose processes hold parameters, and what is averaged over workers, in one flat vector."""
+
+    def _hold(self, parameters: Mapping[str, Tensor], averages: Mapping[str, Tensor], team: Team) -> None:
+        """Move tensors into the vector, whose sum over workers the processes of `team` take together."""
+        recipe = self._setup.recipe
+        averages = averages if recipe.workers > 1 else {}  # one worker's are the model's own
+        self._averages = [*averages.values()]
+        self._layout = FlatLayout(parameters, averages, team.size)
+        self._weights = self._layout.new()
+        self._layout.adopt(self._weights)
+        self._fold, self._reduction = reductions.build(self._setup.placement, self._layout, team, recipe.workers)
+        stretches = owned_stretches(recipe, self._layout, self._weights, self._reduction.owned)
+        self._optimizer = FlatOptimizer(recipe, self._layout, stretches, self._reduction.complete)
+        source = self._weights if self._reduction.spreads else self._reduction.sum
+        self._new_averages = self._layout.views(source)[len(parameters) :]
+
+    def _squared_norm(self) -> Tensor:
+        """Of the mean gradient."""
+        return self._reduction.squared_norm()
+
+    def _clipped(self) -> Tensor:
+        """The squared norm of the mean gradient before clipping; then it is clipped."""
+        square = self._squared_norm()
+        if self._setup.recipe.clip_norm is not None:
+            coefficient = clip_coefficient(self._setup.recipe.clip_norm, square).to(self._layout.dtype)
+            for start, stop in self._reduction.owned:
+                self._reduction.sum[start : min(stop, self._layout.parameters_stop)].mul_(coefficient)
+        return square
+
+    @torch.no_grad()
+    def update(self, lr: float) -> None:
+        """Change the weights and the averaged buffers."""
+        self._optimizer.step(self._reduction.sum, lr)
+        if self._reduction.spreads:
+            for start, stop in self._reduction.owned:
+                first = max(start, self._layout.parameters_stop)  # the averages; the parameters are updated in place
+                self._weights[first:stop] = self._reduction.sum[first:stop]
+            self._reduction.publish(self._weights)
+        if self._averages:
+            torch._foreach_copy_(self._averages, self._new_averages)
+
+    def held(self) -> HeldBytes:
+        """The weights, the sums over workers, and the state of what this process updates."""
+        vectors = {buffer.data_ptr(): buffer.nbytes for buffer in (*self._fold.buffers, self._reduction.sum)}
+        return HeldBytes(self._weights.nbytes, sum(vectors.values()), self._optimizer.bytes())
+
+
+class DataParallel(FlatStrategy):
     """Every process holds the model and runs some of the workers."""
 
     def __init__(self, setup: Setup) -> None:
         task, recipe, placement, team = setup.task, setup.recipe, setup.placement, setup.team
-        self.model = setup.model
         shares = [share(process, team.size, recipe.workers) for process in range(team.size)]
         self._counts = [last - first for first, last in shares]
         self._mine = range(*shares[team.rank])
-        loaders = loader_processes(placement, team.here)
-        self.feed = Feed(task, recipe, setup.samples, setup.cuts, team.device, self._mine, loaders)
+        super().__init__(setup, self._mine)
         parameters = [*self.model.parameters.values()]
         self.workers = Workers(task, recipe, self.model.call, parameters, self.feed, setup.cuts, team.device)
-        self._recipe, self._cuts, self._team = recipe, setup.cuts, team
+        self._recipe, self._cuts = recipe, setup.cuts
         self.exact = placement.exact  # whether the sum over workers has one order
         self._compared_every = placement.check_replicas if team.size > 1 else 0
         self._weight_is_samples = task.weight_is_samples
@@ -55,22 +99,12 @@ class DataParallel:
         if recipe.batch_norm == "sync" and self.model.averages:
             check_lockstep(team.device, len(self._mine))
             self._lockstep = Lockstep(team, self._counts)
-
-        self._averages = [*self.model.averages.values()] if recipe.workers > 1 else []
-        averages = self.model.averages if recipe.workers > 1 else {}  # one worker's are the model's own
-        self._layout = FlatLayout(self.model.parameters, averages, team.size)
-        self._weights = self._layout.new()  # the parameters and averages live in it
-        self._layout.adopt(self._weights)
-        self._fold, self._reduction = reductions.build(placement, self._layout, team, recipe.workers)
+        self._hold(self.model.parameters, self.model.averages, team)
         self._taken: list[int] = []  # the fingerprint of the weights before this step, where it is compared
         self._computes = False  # whether workers run, which change the model's buffers
         self._overlap = _Overlap(self._layout, self._reduction.buckets, self._reduction.launch)
         if len(self._reduction.buckets) > 1:
             self.workers.listen()
-        stretches = owned_stretches(recipe, self._layout, self._weights, self._reduction.owned)
-        self._optimizer = FlatOptimizer(recipe, self._layout, stretches, self._reduction.complete)
-        source = self._weights if self._reduction.spreads else self._reduction.sum
-        self._new_averages = self._layout.views(source)[len(self.model.parameters) :]
 
     @property
     def exchange_seconds(self) -> float:
@@ -181,26 +215,9 @@ class DataParallel:
         factor = mean_factor(self._recipe.worker_batch, self._cuts.samples(step), known)
         return scaling(self._recipe.workers, self._layout, factor)
 
-    def _clipped(self) -> Tensor:
-        """The squared norm of the mean gradient before clipping; then it is clipped."""
-        square = self._reduction.squared_norm()
-        if self._recipe.clip_norm is not None:
-            coefficient = clip_coefficient(self._recipe.clip_norm, square).to(self._layout.dtype)
-            for start, stop in self._reduction.owned:
-                self._reduction.sum[start : min(stop, self._layout.parameters_stop)].mul_(coefficient)
-        return square
-
-    @torch.no_grad()
     def update(self, lr: float) -> None:
         """Change the weights and the averaged buffers."""
-        self._optimizer.step(self._reduction.sum, lr)
-        if self._reduction.spreads:
-            for start, stop in self._reduction.owned:
-                first = max(start, self._layout.parameters_stop)  # the averages; the parameters are updated in place
-                self._weights[first:stop] = self._reduction.sum[first:stop]
-            self._reduction.publish(self._weights)
-        if self._averages:
-            torch._foreach_copy_(self._averages, self._new_averages)
+        super().update(lr)
         self._computes = False
 
     @contextmanager
@@ -220,11 +237,6 @@ class DataParallel:
         """The name of a parameter that is not finite."""
         return next((name for name, value in self.model.parameters.items() if not value.isfinite().all()), None)
 
-    def held(self) -> HeldBytes:
-        """The model, the sums over workers, and the state of what this process updates."""
-        vectors = {buffer.data_ptr(): buffer.nbytes for buffer in (*self._fold.buffers, self._reduction.sum)}
-        return HeldBytes(self._weights.nbytes, sum(vectors.values()), self._optimizer.bytes())
-
     def state(self) -> list[StateEntry]:
         """The optimizer's state: what this process has, and need not share."""
         return self._optimizer.state() if self._reduction.spreads or self._team.leads else []
@@ -236,10 +248,6 @@ class DataParallel:
         if self._computes:
             self.model.buffers.restore()
         return self._optimizer.state()
-
-    def load_state(self, names: Iterable[str], read: Reader) -> None:
-        """Fill the optimizer's state for what this process updates."""
-        self._optimizer.load(names, read)
 
 
 class _Overlap:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -36,15 +36,13 @@ from scalewise.engine.sums.flat import (
 )
 from scalewise.engine.sums.grid import RangeNorms, chunk_ranges
 from scalewise.engine.sums.tree import own_plan, plan_of_all, share
-from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry
+from scalewise.engine.update.optimizer import FlatOptimizer
 from scalewise.errors import PlacementError, TaskError
 from scalewise.tasks.task import Number
 
 
 class FullyShardedParallel(SplitStrategy):
     """Every process holds a part of every tensor and runs the same number of workers."""
-
-    exact = True  # sums have one order and norms one grid
 
     def __init__(self, setup: Setup) -> None:
         recipe, team = setup.recipe, setup.team
@@ -162,14 +160,6 @@ class FullyShardedParallel(SplitStrategy):
         for name, buffer in self._module.named_buffers():
             buffer.copy_(tensors[name])
         self._averages.buffers.accept()
-
-    def state(self) -> list[StateEntry]:
-        """The optimizer's state for the local shards."""
-        return self._optimizer.state()
-
-    def load_state(self, names: Iterable[str], read: Reader) -> None:
-        """Fill the optimizer's state for the local shards."""
-        self._optimizer.load(names, read)
 
     def held(self) -> HeldBytes:
         """The shards, their gradients and their state."""

@@ -52,12 +52,12 @@ class PipelineParallel(LocalStrategy):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, range(setup.recipe.workers))
         self._metric_names: list[str] | None = None  # known to the last stage alone at first
-        self._draws = False  # whether any stage draws random numbers, as far as is known
+        self.exact = True  # as far as is known, no layer draws random numbers, whose order is then another one
         self._place_stage()
         own, model = self._own, setup.model
         averages = {name: own[name] for name in model.averages if name in own}
         self._buffers = Buffers(self._stage, averages, {name: own[name] for name in model.counters if name in own})
-        self._hold({name: own[name] for name in model.parameters if name in own}, averages, self._whole)
+        self._hold_part({name: own[name] for name in model.parameters if name in own}, averages, self._whole)
         self._passage = Passage(self._new_stage)
 
     def _place_stage(self) -> None:
@@ -79,11 +79,6 @@ class PipelineParallel(LocalStrategy):
         self._empty_model()
         with given(setup.model.module, flows[-1]):
             check_split(setup, whole, setup.model.module, batch, ONLY_CALLS)
-
-    @property
-    def exact(self) -> bool:
-        """Whether no layer draws random numbers, whose order is then another one."""
-        return not self._draws
 
     def gradients(self, step: int, signal: int, measures: bool) -> StepNumbers:
         """Every worker in turn through all stages; this process sums the gradients of its own."""
@@ -117,7 +112,7 @@ class PipelineParallel(LocalStrategy):
         last = LastStage(self._setup, batches)
         stage = self._passage.run(count, inputs, last.root, measures)
         self._put(worker, stage.sums)
-        self._draws = self._draws or not torch.equal(start, streams.random_state()[0])
+        self.exact = self.exact and torch.equal(start, streams.random_state()[0])
         return _StageNumbers(self._spread(stage.norms, count), last.weights or [0.0] * count, last.numbers)
 
     def _spread(self, norms: list[Tensor], count: int) -> list[Number]:
@@ -144,7 +139,7 @@ class PipelineParallel(LocalStrategy):
         nothing = WorkerNumbers(0.0, 0.0, dict.fromkeys(names, (0.0, 0.0)))
         packed = pack([one.numbers or nothing for one in found], device, signal)
         own = numbers_tensor([[*one.norms, *one.weights] for one in found], device)
-        table = torch.cat([own, packed, packed.new_full((workers, 1), self._draws)], 1)
+        table = torch.cat([own, packed, packed.new_full((workers, 1), self.exact)], 1)
         gathered = self._team.gather_rows(table, [workers] * self._team.size).wait()
         stages = gathered.view(self._team.size, *table.shape)  # (stage, worker, number)
         numbers = stages[-1, :, norms + count : -1].clone()
@@ -152,7 +147,7 @@ class PipelineParallel(LocalStrategy):
         shares = (self._setup.recipe.worker_batch / stages[-1, :, norms : norms + count]).square()
         numbers[:, SQUARED_NORMS] = sum((squares * shares).unbind(1))  # in order, as a worker by itself adds them
         numbers[:, SIGNAL] = stages[:, :, -2].amax(0)
-        self._draws = bool(stages[:, :, -1].any())
+        self.exact = bool(stages[:, :, -1].all())
         return numbers
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -9,7 +9,7 @@ one after another. So a dry run of one micro batch compares the split model with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,39 +19,34 @@ from torch import Tensor, nn
 
 from scalewise.engine.data import streams
 from scalewise.engine.data.feed import Feed
-from scalewise.engine.parallel import HeldBytes, Setup
+from scalewise.engine.parallel import Setup, Strategy
+from scalewise.engine.parallel.data import FlatStrategy
 from scalewise.engine.parallel.model import PlacedModel
-from scalewise.engine.parallel.workers import WEIGHT, Buffers, StepNumbers, WorkerNumbers, WorkerStep, precision
-from scalewise.engine.placement import loader_processes
+from scalewise.engine.parallel.workers import WEIGHT, Buffers, StepNumbers, WorkerNumbers, precision
+from scalewise.engine.processes.team import Team
 from scalewise.engine.sums import reductions
 from scalewise.engine.sums.flat import (
     FlatLayout,
-    Fold,
     Piece,
-    Reduction,
     Stretch,
-    clip_coefficient,
     mean_factor,
     scaling,
     sum_of_squares,
 )
 from scalewise.engine.sums.grid import RangeNorms, chunk_ranges
-from scalewise.engine.sums.tree import own_plan
 from scalewise.engine.update.layerwise import LAYER_WISE
-from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry, owned_stretches
+from scalewise.engine.update.optimizer import FlatOptimizer
 from scalewise.errors import ScalewiseError, TaskError
 from scalewise.tasks.task import Batch
 
 
-class SplitStrategy:
+class SplitStrategy(Strategy):
     """A strategy whose processes each hold a part of the model, and none of them a worker's whole gradient."""
 
     _held: Mapping[str, Tensor]  # this process's parts of the trained parameters
 
     def __init__(self, setup: Setup, workers: range) -> None:
-        self.model, self._setup, self._team = setup.model, setup, setup.team
-        loaders = loader_processes(setup.placement, setup.team.here)
-        self.feed = Feed(setup.task, setup.recipe, setup.samples, setup.cuts, setup.team.device, workers, loaders)
+        super().__init__(setup, workers)
         self._whole_tensors = [*setup.model.module.parameters(), *setup.model.module.buffers()]
         self._strides = [tensor.stride() for tensor in self._whole_tensors]
         self._uses = 0
@@ -93,23 +88,11 @@ class SplitStrategy:
         mine = next((name for name, tensor in self._held.items() if not tensor.isfinite().all()), None)
         return next((name for name in self._team.gather_objects(mine) if name is not None), None)
 
-    def worker_steps(self, step: int) -> Iterator[WorkerStep]:
-        """Nothing: no process ever holds a worker's whole gradient."""
-        return iter(())
 
-    def fingerprint(self) -> list[int] | None:
-        """None: no two processes hold the same."""
-        return None
-
-    def emergency_state(self) -> list[StateEntry] | None:
-        """None: a process holds only a part of it."""
-        return None
-
-
-class LocalStrategy(SplitStrategy):
+class LocalStrategy(SplitStrategy, FlatStrategy):
     """A split strategy whose processes see every worker's gradient of the parameters that they hold."""
 
-    def _hold(
+    def _hold_part(
         self, parameters: Mapping[str, Tensor], averages: Mapping[str, Tensor], whole: FlatLayout | None = None
     ) -> None:
         """Move the tensors of this process into one flat vector.
@@ -119,21 +102,13 @@ class LocalStrategy(SplitStrategy):
             averages: buffers that are averaged over workers.
             whole: the layout of the whole model, where some of its parameters are here; norms are taken on its grid.
         """
-        recipe = self._setup.recipe
         self._held = parameters
-        self._averages = [*averages.values()] if recipe.workers > 1 else []  # one worker's are the model's own
-        self._layout = FlatLayout(parameters, averages if recipe.workers > 1 else {}, 1)
-        self._weights = self._layout.new()
-        self._layout.adopt(self._weights)
-        self._fold = Fold(self._layout, own_plan(0, 1, recipe.workers))
-        self._reduction = Reduction(self._layout, self._fold.buffers[0])
-        stretches = owned_stretches(recipe, self._layout, self._weights, self._reduction.owned)
-        self._optimizer = FlatOptimizer(recipe, self._layout, stretches, self._reduction.complete)
+        self._hold(parameters, averages, Team(0, 1, self._team.device))
         if whole is not None:
             self._parts = [self._part(name, whole) for name in parameters]
             self._norms = RangeNorms(whole, chunk_ranges(whole), self._parts, dist.all_reduce)
-            if recipe.optimizer in LAYER_WISE:
-                self._optimizer = FlatOptimizer(recipe, whole, self._parts, dist.all_reduce)
+            if self._setup.recipe.optimizer in LAYER_WISE:
+                self._optimizer = FlatOptimizer(self._setup.recipe, whole, self._parts, dist.all_reduce)
 
     def _part(self, name: str, whole: FlatLayout) -> Stretch:
         """A parameter held here, by its place in the whole model."""
@@ -147,39 +122,17 @@ class LocalStrategy(SplitStrategy):
 
     def _reduced(self, step: int, measures: bool, table: Tensor, names: list[str]) -> StepNumbers:
         """Make the sums means, and clip the mean gradient; `table` has every worker's numbers."""
-        recipe, total = self._setup.recipe, self._reduction.sum
+        recipe = self._setup.recipe
         weights = None if self._setup.task.weight_is_samples else table[:, WEIGHT]
         factor = mean_factor(recipe.worker_batch, self._setup.cuts.samples(step), weights)
         self._reduction.finish(scaling(recipe.workers, self._layout, factor))
-        square = self._squared_norm() if measures or recipe.clip_norm is not None else None
-        if recipe.clip_norm is not None and square is not None:
-            total[: self._layout.parameters_stop].mul_(clip_coefficient(recipe.clip_norm, square).to(total.dtype))
-        return StepNumbers(table, names, square)
+        measured = measures or recipe.clip_norm is not None
+        return StepNumbers(table, names, self._clipped() if measured else None)
 
     def _squared_norm(self) -> Tensor:
         """Of the whole model's mean gradient, from the chunks of its grid."""
         (norms,) = self._norms([[part.place(self._reduction.sum) for part in self._parts]])
         return sum_of_squares(norms)
-
-    @torch.no_grad()
-    def update(self, lr: float) -> None:
-        """Change this process's weights and the averaged buffers."""
-        self._optimizer.step(self._reduction.sum, lr)
-        if self._averages:
-            torch._foreach_copy_(self._averages, self._layout.views(self._reduction.sum)[len(self._held) :])
-
-    def state(self) -> list[StateEntry]:
-        """The optimizer's state for what this process holds."""
-        return self._optimizer.state()
-
-    def load_state(self, names: Iterable[str], read: Reader) -> None:
-        """Fill the optimizer's state for what this process holds."""
-        self._optimizer.load(names, read)
-
-    def held(self) -> HeldBytes:
-        """The weights, their sums over workers, and their state."""
-        gradients = sum(buffer.nbytes for buffer in self._fold.buffers)
-        return HeldBytes(self._weights.nbytes, gradients, self._optimizer.bytes())
 
 
 class Averages:

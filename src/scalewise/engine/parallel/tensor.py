@@ -70,7 +70,7 @@ class TensorParallel(LocalStrategy):
         buffers = dict(self._module.named_buffers())
         averages = {name: buffers[name] for name in setup.model.averages}
         self._buffers = Buffers(self._module, averages, {name: buffers[name] for name in setup.model.counters})
-        self._hold({name: _part(here[name]) for name in setup.model.parameters}, averages)
+        self._hold_part({name: _part(here[name]) for name in setup.model.parameters}, averages)
         parameters = [_put_back(self._module, name, here[name], part) for name, part in self._held.items()]
         self._counts_here = [name in self._dims or team.leads for name in self._held]
         check_split(setup, whole, self._module, batch, IN_TURN)

@@ -268,7 +268,7 @@ class Workers:
             batches, sums = iter([*batches]), [torch.empty_like(part) for part in sums]
         for micro, batch in enumerate(batches):
             loss = self._forward(batch)
-            found = WorkerNumbers.of(loss)
+            found = self._numbers(loss)
             numbers = found if numbers is None else numbers + found
             last = micro == micro_batches - 1
             if last and forwarded is not None:
@@ -288,7 +288,7 @@ class Workers:
         micro_batches = self._cuts.micro_batches(step)
         for micro in range(micro_batches):
             loss = self._forward(self._feed.batch(step, worker, micro))
-            yield loss.root(self._recipe.worker_batch), WorkerNumbers.of(loss), micro == micro_batches - 1
+            yield loss.root(self._recipe.worker_batch), self._numbers(loss), micro == micro_batches - 1
 
     def _forward(self, batch: Batch) -> Loss | MeanLoss:
         with precision(self._recipe, self._device):
@@ -311,6 +311,9 @@ class Workers:
         """The gradients without a trace in the parameters, which other workers' backward passes use too."""
         found = torch.autograd.grad(loss.root(self._recipe.worker_batch), self._parameters, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
+
+    def _numbers(self, loss: Loss | MeanLoss) -> WorkerNumbers:  # a phase of its own in profiles
+        return WorkerNumbers.of(loss)
 
     def _square_norm(self, gradients: list[Tensor]) -> Number:
         return square_of(torch._foreach_norm(gradients))
