@@ -22,8 +22,9 @@ from scalewise.engine.data.samples import Samples, check_finite
 from scalewise.engine.parallel.model import PlacedModel
 from scalewise.engine.parallel.workers import means, numbers_tensor, precision
 from scalewise.engine.processes.team import Team
+from scalewise.nn.batch_norm import averaging_layers
 from scalewise.recipe import Recipe
-from scalewise.tasks.task import Task
+from scalewise.tasks.task import Batch, Task
 
 SMALLEST_BATCH = 64
 
@@ -109,7 +110,11 @@ def right_statistics(
         for norm in norms:
             norm.momentum = None  # torch then takes the plain mean over all groups seen since the reset
             norm.reset_running_stats()
-        _pass_samples(task, recipe, model, norms, samples, loaders, device, most)
+        size = recipe.rows * -(-SMALLEST_BATCH // recipe.rows)
+        stream = streams.SampleStream(len(samples), recipe.seed)
+        starts = range(0, size * max(1, min(most, len(samples)) // size), size)
+        batches = fetched(samples, (stream.take(start, start + size) for start in starts), loaders, device)
+        _pass_batches(task, recipe, model, norms, batches, device)
         for norm, (_, buffers) in zip(norms, kept, strict=True):
             if not norm.num_batches_tracked:  # evaluation leaves it out, as a head that only training uses
                 _copy(norm, buffers)
@@ -126,25 +131,19 @@ def _copy(norm: _BatchNorm, values: list[Tensor]) -> None:
 
 
 @torch.no_grad()
-def _pass_samples(
+def _pass_batches(
     task: Task,
     recipe: Recipe,
     model: PlacedModel,
     norms: list[_BatchNorm],
-    samples: Samples,
-    loaders: int,
+    batches: Iterator[Batch],
     device: torch.device,
-    most: int,
 ) -> None:
-    size = recipe.rows * -(-SMALLEST_BATCH // recipe.rows)
-    count = max(1, min(most, len(samples)) // size)
-    stream = streams.SampleStream(len(samples), recipe.seed)
-    requests = (stream.take(number * size, (number + 1) * size) for number in range(count))
     model.module.eval()
     for norm in norms:
         norm.train()
     try:
-        for number, batch in enumerate(fetched(samples, requests, loaders, device)):
+        for number, batch in enumerate(batches):
             streams.seed_everything(streams.key("statistics", recipe.seed, number), device)
             with precision(recipe, device):
                 task.evaluate(model.module, placed(batch, device, recipe.layout))
@@ -154,5 +153,4 @@ def _pass_samples(
 
 def _norms(model: nn.Module) -> list[_BatchNorm]:
     """The layers whose averages training changes: not those that the model keeps in evaluation mode (frozen ones)."""
-    found = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
-    return [norm for norm in found if norm.track_running_stats]
+    return [norm for norm in averaging_layers(model) if norm.training]

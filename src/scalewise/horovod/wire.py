@@ -197,20 +197,18 @@ def scatter_rows(
     tensors: Sequence[Tensor], op: ReduceOp, before: float, after: float, group: dist.ProcessGroup
 ) -> list[Tensor]:
     """Each process's share of the rows of the reduced tensors; the first ones get one more when it does not divide."""
-    return [_scattered(tensor, op, before, after, group) for tensor in tensors]
-
-
-def _scattered(tensor: Tensor, op: ReduceOp, before: float, after: float, group: dist.ProcessGroup) -> Tensor:
-    size = group.size()
-    splits = [len(tensor) // size + (rank < len(tensor) % size) for rank in range(size)]
-    source = tensor.clone()
-    scale(source, before)
-    rows, received = exchange_rows(source, splits, group)
-    output = FOLDS[op](rows.view(size, received[0], *tensor.shape[1:]))
-    if op is ReduceOp.Average:
-        divide(output, size)
-    scale(output, after)
-    return output
+    size, outputs = group.size(), []
+    for tensor in tensors:
+        splits = [len(tensor) // size + (rank < len(tensor) % size) for rank in range(size)]
+        source = tensor.clone()
+        scale(source, before)
+        rows, received = exchange_rows(source, splits, group)
+        output = FOLDS[op](rows.view(size, received[0], *tensor.shape[1:]))
+        if op is ReduceOp.Average:
+            divide(output, size)
+        scale(output, after)
+        outputs.append(output)
+    return outputs
 
 
 def reduce_sparse(held: Tensor, op: ReduceOp, group: dist.ProcessGroup) -> Tensor:

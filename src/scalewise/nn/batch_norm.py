@@ -12,7 +12,7 @@ part is computed at its own fixed shape and the rest is the same on every proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,16 @@ def next_momentum(norm: _BatchNorm) -> float:
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.add_(1)
     return 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+
+
+def averaging_layers(model: nn.Module) -> list[_BatchNorm]:
+    """The batch-norm layers that keep running statistics."""
+    return [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+
+
+def smallest_momentum(layers: Sequence[_BatchNorm]) -> float | None:
+    """Of layers that have one, as torch defines it."""
+    return min((layer.momentum for layer in layers if layer.momentum is not None), default=None)
 
 
 class _GhostBatchNorm(_BatchNorm):
@@ -163,22 +173,9 @@ class _GlobalBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance * (count / max(count - 1, 1)), factor)
 
 
-class GlobalBatchNorm1d(_GlobalBatchNorm, nn.BatchNorm1d):
-    """`nn.BatchNorm1d` over the samples of all workers."""
-
-
-class GlobalBatchNorm2d(_GlobalBatchNorm, nn.BatchNorm2d):
-    """`nn.BatchNorm2d` over the samples of all workers."""
-
-
-class GlobalBatchNorm3d(_GlobalBatchNorm, nn.BatchNorm3d):
-    """`nn.BatchNorm3d` over the samples of all workers."""
-
-
 GLOBAL_KINDS: dict[type[nn.Module], type[_GlobalBatchNorm]] = {
-    nn.BatchNorm1d: GlobalBatchNorm1d,
-    nn.BatchNorm2d: GlobalBatchNorm2d,
-    nn.BatchNorm3d: GlobalBatchNorm3d,
+    kind: type(f"Global{kind.__name__}", (_GlobalBatchNorm, kind), {})
+    for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 }
 
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from scalewise.doctor.observations import WatchedProcess, WatchedStep, file_of, pack
+from scalewise.nn.batch_norm import smallest_momentum
 from scalewise.watch.fingerprints import fingerprints
 from scalewise.watch.gradients import OutputGradient, is_sharded
 
@@ -82,7 +83,7 @@ def _observed(number: int, seen: OpenStep, inputs: str | None) -> WatchedStep:
         statistics_batches=int(batches) if seen.gaps and batches is not None else None,
         statistics_layers=len(norms) if seen.norms is not None else None,
         statistics_group=min((group for _, group in norms), default=None),
-        statistics_momentum=min((one.momentum for one, _ in norms if one.momentum is not None), default=None),
+        statistics_momentum=smallest_momentum([layer for layer, _ in norms]),
     )
 
 
@@ -102,7 +103,6 @@ _open: set[Path] = set()  # files that watchers of this program write
 def describe(model: nn.Module, optimizer: Optimizer, layers: list[_BatchNorm]) -> WatchedProcess:
     """What is watched, and as which of how many processes."""
     joined = dist.is_available() and dist.is_initialized()
-    momenta = [layer.momentum for layer in layers if layer.momentum is not None]
     return WatchedProcess(
         process=dist.get_rank() if joined else int(os.environ.get("RANK", "0")),
         processes=dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1")),
@@ -111,7 +111,7 @@ def describe(model: nn.Module, optimizer: Optimizer, layers: list[_BatchNorm]) -
         reduces=any(isinstance(module, DistributedDataParallel) for module in model.modules()),
         sharded=any(is_sharded(parameter) for parameter in model.parameters()),
         batch_norm_layers=len(layers),
-        batch_norm_momentum=min(momenta, default=None),
+        batch_norm_momentum=smallest_momentum(layers),
         batch_norm_synchronised=bool(layers) and all(isinstance(layer, nn.SyncBatchNorm) for layer in layers),
     )
 
@@ -151,11 +151,6 @@ def close_file(file: TextIO) -> None:
 
 
 ENOUGH = 1024  # values per channel
-
-
-def batch_norm_layers(model: nn.Module) -> list[_BatchNorm]:
-    """The layers that keep running statistics."""
-    return [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
 
 
 def group_of(layer: _BatchNorm, samples: int, processes: int) -> int:

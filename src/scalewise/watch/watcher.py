@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -25,12 +24,12 @@ from scalewise.doctor.diagnose import diagnose_folder, summary
 from scalewise.doctor.evidence import Finding
 from scalewise.doctor.observations import WatchedLabels, line
 from scalewise.errors import UsageError
+from scalewise.nn.batch_norm import averaging_layers
 from scalewise.stats.noise_scale import NoiseEstimate
 from scalewise.watch.fingerprints import SAMPLES, WeightSample, some_elements, tensors_of
 from scalewise.watch.gradients import Halves, after_backward, norm, one_number, output_gradient, square_of
 from scalewise.watch.steps import (
     OpenStep,
-    batch_norm_layers,
     close_file,
     describe,
     gap,
@@ -119,7 +118,7 @@ class Watcher:
         """
         self._show = show
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._layers = batch_norm_layers(model)
+        self._layers = averaging_layers(model)
         self.process = describe(model, optimizer, self._layers)
         self._halves = Halves(model, self._parameters) if self.process.processes == 1 else None
         self._every = self._interval = max(1, every)
@@ -266,7 +265,8 @@ class Watcher:
     def _after_forward(self, model: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         if self._during_forward:
             self._unhook(self._during_forward)
-            self._now.norms = [(one, self._group_of(one)) for one in self._layers if one.training]
+            most, processes = max(self._now.samples, default=0), self.process.processes
+            self._now.norms = [(one, group_of(one, most, processes)) for one in self._layers if one.training]
         if not (self._now.samples and torch.is_grad_enabled()):
             return
         if (loss := _loss_in(output)) is not None:
@@ -277,9 +277,6 @@ class Watcher:
         if self._output is not None:
             self._output.register_hook(self._at_output)
             self._hooks += 1
-
-    def _group_of(self, layer: _BatchNorm) -> int:
-        return group_of(layer, max(self._now.samples, default=0), self.process.processes)
 
     @_harmless
     def _inside_forward(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
@@ -296,8 +293,10 @@ class Watcher:
         # Hooks of tensors cannot be seen in the graph, but every hook of the program has a number.
         others_hooks = RemovableHandle.next_id != self._hooks
         alone = gradient.ndim and self._now.samples == [len(gradient)] and not others_hooks
-        if self._halved and output is not None and alone:
-            self._look_at_half(output, gradient)
+        if self._halved and self._halves is not None and output is not None and alone:
+            began = time.perf_counter()
+            self._halves.look(output, gradient)
+            self._now.half_seconds = time.perf_counter() - began
         if gradient.ndim and self._detailed:
             found = output_gradient(gradient)
             self._now.outputs.append(found)
@@ -306,12 +305,6 @@ class Watcher:
         if not self._ends:  # a model that is called twice for one loss has two outputs in one pass
             self._ends = True
             after_backward(self._after_backward)
-
-    def _look_at_half(self, output: Tensor, gradient: Tensor) -> None:
-        assert self._halves is not None
-        began = time.perf_counter()
-        self._halves.look(output, gradient)
-        self._now.half_seconds = time.perf_counter() - began
 
     @_harmless
     def _local_gradient(self, parameter: Tensor) -> None:

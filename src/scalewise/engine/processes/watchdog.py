@@ -23,7 +23,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from types import FrameType
 from typing import TextIO
 
 import psutil
@@ -280,9 +279,5 @@ def _stack_of(rank: int, process: int) -> list[str]:
 
 def _waits_for_others() -> bool:
     """Whether some thread of this process is in an exchange with other processes."""
-    return any(_is_exchange(frame) for frame in sys._current_frames().values())
-
-
-def _is_exchange(frame: FrameType) -> bool:
-    name = str(frame.f_globals.get("__name__", ""))
-    return name.startswith(EXCHANGES)
+    modules = [frame.f_globals.get("__name__", "") for frame in sys._current_frames().values()]
+    return any(str(name).startswith(EXCHANGES) for name in modules)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten
 
 from scalewise.engine.data.samples import Samples
@@ -25,6 +24,7 @@ from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
 from scalewise.errors import RunFolderError
 from scalewise.files import first_problem, parse_json, read_bytes, read_json
+from scalewise.nn.batch_norm import averaging_layers, smallest_momentum
 from scalewise.recipe import Derived, Recipe, Search, differing_fields
 from scalewise.records import write_atomically
 
@@ -33,41 +33,17 @@ UNNAMED = "none"  # torchrun's name for a job that was given none
 _STAMP = re.compile(r"-(\d{8}-\d{6})(?:-(\d{1,9}))?", re.ASCII)
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The paths of a run."""
 
-    path: Path
-
-    @property
-    def recipe(self) -> Path:
-        """The resolved recipe, the task and its settings."""
-        return self.path / "recipe.json"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, processor and placement."""
-        return self.path / "env.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One record a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Checkpoints by step."""
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        """The trained model's parameters and buffers, for `load_state_dict`."""
-        return self.path / "model.safetensors"
-
-    @property
-    def result(self) -> Path:
-        """What `train --json` printed."""
-        return self.path / "result.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.json"  # the resolved recipe, the task and its settings
+        self.environment = path / "env.json"  # versions, processor and placement
+        self.metrics = path / "metrics.jsonl"  # one record a line
+        self.checkpoints = path / "checkpoints"  # by step
+        self.model = path / "model.safetensors"  # the trained parameters and buffers, for `load_state_dict`
+        self.result = path / "result.json"  # what `train --json` printed
 
 
 @dataclass(frozen=True)
@@ -289,7 +265,6 @@ def data_sha256(samples: Samples) -> str:
 def model_facts(model: nn.Module) -> dict[str, Any]:
     """Its size, and its batch-norm layers with the smallest momentum, as torch defines it."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    momenta = [layer.momentum for layer in layers if layer.momentum is not None]
-    norm = {"layers": len(layers), "momentum": min(momenta, default=None)} if layers else None
+    layers = averaging_layers(model)
+    norm = {"layers": len(layers), "momentum": smallest_momentum(layers)} if layers else None
     return {"parameters": parameters, "batch_norm": norm}
