@@ -16,7 +16,7 @@ from scalewise.errors import UsageError
 from scalewise.stats.interval import Scatter
 from scalewise.stats.noise_scale import NoiseEstimate, ratio_of_means, signal_and_noise, weighted_mean
 from scalewise.stats.precondition import preconditioner
-from scalewise.watch.noise import NoiseScale, Squares
+from scalewise.watch.noise import Meter, NoiseScale
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from noise_synthetic import Quadratic, Setting, coverage, frozen, moving
@@ -197,14 +197,14 @@ def test_norms_too_large_to_be_squared_are_skipped():
 def test_a_parameter_that_never_has_a_gradient_counts_for_nothing():
     model = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])  # the second is never used
     optimizer = torch.optim.Adam(model.parameters())
-    squares = Squares(model, optimizer)
+    meter = Meter(NoiseScale(), model, 1, optimizer, layers=False)
     gradient = torch.ones(2, 3)
-    assert math.isnan(squares.norm(2, gradient))  # before the first step nothing has coordinates
+    assert math.isnan(meter.norm(2, gradient))  # before the first step nothing has coordinates
     model[0](torch.ones(4, 3)).sum().backward()
     optimizer.step()
-    squares.begin_step()
-    assert float(squares.norm(2, gradient)) == 0.0
-    assert float(squares.norm(0, gradient)) > 0.0
+    meter.forget()
+    assert float(meter.norm(2, gradient)) == 0.0
+    assert float(meter.norm(0, gradient)) > 0.0
 
 
 def test_sparse_gradients_are_measured():

@@ -25,45 +25,6 @@ from scalewise.watch.gradients import after_backward, norm, wide
 CLOSE_STEPS = ENOUGH_STEPS  # every step of these is looked at, so that a first number comes soon
 
 
-class Squares:
-    """Squared norms of the gradients of a model's parameters, or of those an optimizer holds, by their numbers."""
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        if not named:
-            raise UsageError(
-                "the noise scale needs a model with parameters that are trained, got none that requires a gradient; "
-                "watch the model before it is frozen, or another one"
-            )
-        if optimizer is not None:
-            check_adam_like(optimizer)
-            named = _held(named, optimizer)
-        self.names = [name for name, _ in named]
-        self.parameters = [parameter for _, parameter in named]
-        self.numbers: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(self.parameters)}
-        self.optimizer = optimizer
-        self._factors: dict[int, Tensor | None] = {}
-
-    def begin_step(self) -> None:
-        """The optimizer has moved, and its state with it."""
-        self._factors.clear()
-
-    def norm(self, number: int, gradient: Tensor, out: Tensor | None = None) -> Tensor:
-        """‖gradient‖, in the optimizer's coordinates if there is one; not a number before its first step.
-
-        A parameter that has never had a gradient has no coordinates and counts for nothing.
-        """
-        if self.optimizer is not None:
-            if number not in self._factors:
-                self._factors[number] = preconditioner_of(self.parameters[number], self.optimizer)
-            factor = self._factors[number]
-            if factor is None:
-                has_moved = any(self.optimizer.state.get(parameter) for parameter in self.parameters)
-                return norm(gradient.new_full((), 0.0 if has_moved else torch.nan), out)
-            gradient = gradient.detach() * factor
-        return norm(gradient, out)
-
-
 def _held(named: list[tuple[str, nn.Parameter]], optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
     """The parameters that an optimizer moves: only in them it has coordinates."""
     moved = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -77,26 +38,55 @@ def _held(named: list[tuple[str, nn.Parameter]], optimizer: Optimizer) -> list[t
     return held
 
 
-class _Meter:
-    """The norms of the gradients of a step's parts, which hooks see, to be compared with that of the whole."""
+class Meter:
+    """The norms of the gradients of a step's parts, which hooks see, to be compared with that of the whole.
+
+    They are those of a model's parameters, or of the ones that an optimizer holds, by their numbers.
+    """
 
     def __init__(
         self, scale: NoiseScale, model: nn.Module, part_samples: int, optimizer: Optimizer | None, layers: bool
     ) -> None:
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if not named:
+            raise UsageError(
+                "the noise scale needs a model with parameters that are trained, got none that requires a gradient; "
+                "watch the model before it is frozen, or another one"
+            )
+        if optimizer is not None:
+            check_adam_like(optimizer)
+            named = _held(named, optimizer)
         self._scale, self._part_samples, self._layers = scale, part_samples, layers
-        self._squares = Squares(model, optimizer)
-        self._norms: list[list[Tensor]] = [[] for _ in self._squares.parameters]
+        self._optimizer = optimizer
+        self._names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Begin a step: the optimizer has moved, and its state with it."""
-        self._norms = [[] for _ in self._squares.parameters]
-        self._squares.begin_step()
+        self._norms: list[list[Tensor]] = [[] for _ in self._parameters]
+        self._factors: dict[int, Tensor | None] = {}
+
+    def norm(self, number: int, gradient: Tensor, out: Tensor | None = None) -> Tensor:
+        """‖gradient‖, in the optimizer's coordinates if there is one; not a number before its first step.
+
+        A parameter that has never had a gradient has no coordinates and counts for nothing.
+        """
+        if self._optimizer is not None:
+            if number not in self._factors:
+                self._factors[number] = preconditioner_of(self._parameters[number], self._optimizer)
+            factor = self._factors[number]
+            if factor is None:
+                has_moved = any(self._optimizer.state.get(parameter) for parameter in self._parameters)
+                return norm(gradient.new_full((), 0.0 if has_moved else torch.nan), out)
+            gradient = gradient.detach() * factor
+        return norm(gradient, out)
 
     def _compared(self) -> tuple[Tensor, Tensor]:
         """Σ‖part‖² and ‖whole‖², by parameter or of all of them."""
-        gradients = {number: one.grad for number, one in enumerate(self._squares.parameters) if one.grad is not None}
+        gradients = {number: one.grad for number, one in enumerate(self._parameters) if one.grad is not None}
         parts = self._squared([norm for norms in self._norms for norm in norms])
-        whole = self._squared([self._squares.norm(number, gradient) for number, gradient in gradients.items()])
+        whole = self._squared([self.norm(number, gradient) for number, gradient in gradients.items()])
         if not self._layers:
             return parts.sum(0, keepdim=True), whole.sum(0, keepdim=True)
         places = torch.tensor([*gradients], dtype=torch.long, device=whole.device)
@@ -105,7 +95,7 @@ class _Meter:
 
     def _squared(self, norms: list[Tensor]) -> Tensor:
         """All squares in one go: norms are many and small."""
-        together = torch.stack(norms) if norms else self._squares.parameters[0].new_zeros(0)
+        together = torch.stack(norms) if norms else self._parameters[0].new_zeros(0)
         return together.to(wide(together)).square()
 
     def _observe(self, parts: Tensor, whole: Tensor, groups: int) -> None:
@@ -113,13 +103,13 @@ class _Meter:
         scale = self._scale
         small, big = torch.stack([parts, whole]).tolist()
         scale.observe(sum(small), sum(big), groups, self._part_samples)
-        for name, part, all_of_it in zip(self._squares.names, small, big, strict=True) if self._layers else ():
+        for name, part, all_of_it in zip(self._names, small, big, strict=True) if self._layers else ():
             layer = scale.layers.setdefault(name, type(scale)(scale.population))
             layer.every = scale.every
             layer.observe(part, all_of_it, groups, self._part_samples)
 
 
-class AccumulationMeter(_Meter):
+class AccumulationMeter(Meter):
     """Sees micro batches' gradients on their way into `.grad`; `step()` after the last one of a step.
 
     A step that is dropped is forgotten by itself where `zero_grad()` leaves no gradients, as it does unless told not
@@ -138,8 +128,8 @@ class AccumulationMeter(_Meter):
         super().__init__(scale, model, micro_batch, optimizer, layers)
         self._every = every
         # Room for the norms, made between steps: what is made in a pass and kept leaves the pass's memory in pieces.
-        self._room: list[list[Tensor]] = [[] for _ in self._squares.parameters]
-        self._nodes = [get_gradient_edge(parameter).node for parameter in self._squares.parameters]  # live while held
+        self._room: list[list[Tensor]] = [[] for _ in self._parameters]
+        self._nodes = [get_gradient_edge(parameter).node for parameter in self._parameters]  # live while held
         self._hooks = [self._hook(number) for number in range(len(self._nodes))]
         self._handles: list[RemovableHandle] = []
         self._steps = 0
@@ -150,10 +140,10 @@ class AccumulationMeter(_Meter):
     def _hook(self, number: int) -> Callable[[tuple[Tensor, ...]], None]:
         def hook(gradients: tuple[Tensor, ...]) -> None:
             norms, room = self._norms[number], self._room[number]
-            if self._squares.parameters[number].grad is None:
+            if self._parameters[number].grad is None:
                 norms.clear()  # what was seen before was of a step that was dropped
             out = room[len(norms)] if len(norms) < len(room) else None
-            norms.append(self._squares.norm(number, gradients[0], out))
+            norms.append(self.norm(number, gradients[0], out))
 
         return hook
 
@@ -171,7 +161,7 @@ class AccumulationMeter(_Meter):
         """Forget the micro batches seen since the last step, which is not to be taken."""
         if any(len(norms) > len(room) for norms, room in zip(self._norms, self._room, strict=True)):
             self._room = [[torch.empty_like(norm) for norm in norms] for norms in self._norms]
-        self._forget()
+        self.forget()
 
     def step(self) -> None:
         """End a step: call it after the last backward pass, before gradients are clipped and the optimizer steps.
@@ -191,7 +181,7 @@ class AccumulationMeter(_Meter):
             self._look()
 
     def _measure(self) -> None:
-        for norms, parameter in zip(self._norms, self._squares.parameters, strict=True):
+        for norms, parameter in zip(self._norms, self._parameters, strict=True):
             if parameter.grad is None:
                 norms.clear()  # seen in a step that was dropped, and not in this one
         micro_batches = max(len(norms) for norms in self._norms)
@@ -208,7 +198,7 @@ class AccumulationMeter(_Meter):
             )
 
 
-class DistributedMeter(_Meter):
+class DistributedMeter(Meter):
     """Compares the gradients of processes with their average; reads a step's numbers when the next one begins."""
 
     def __init__(
@@ -220,6 +210,7 @@ class DistributedMeter(_Meter):
         layers: bool,
     ) -> None:
         super().__init__(scale, model.module, worker_batch, optimizer, layers)
+        self._numbers: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(self._parameters)}
         self._group: dist.ProcessGroup = model.process_group
         self._averages = False  # whether the next backward pass averages gradients, as that after no_sync() does not
         self._sees = False  # whether such a pass is under way
@@ -239,12 +230,12 @@ class DistributedMeter(_Meter):
         """See a gradient before it is averaged; with the first one of a pass, wait for the end of the pass."""
         if self._averages:
             self.bring_in()
-            self._forget()
+            self.forget()
             self._averages, self._sees = False, True
             after_backward(self._measure)
-        number = self._squares.numbers.get(parameter)
+        number = self._numbers.get(parameter)
         if self._sees and number is not None and parameter.grad is not None:
-            self._norms[number] = [self._squares.norm(number, parameter.grad)]
+            self._norms[number] = [self.norm(number, parameter.grad)]
 
     def _measure(self) -> None:
         """Start to average the processes' squares; their exchange ends long before the next step begins."""
