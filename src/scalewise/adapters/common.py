@@ -184,23 +184,6 @@ def _narrow(leaf: Any) -> Any:  # noqa: ANN401
     return leaf
 
 
-def first_sample(data: Data) -> Batch:
-    """The first sample of what `data_of` gives, as a batch of one."""
-    if _is_tree(data):
-        return tree_map(lambda leaf: torch.as_tensor(leaf)[:1], data)
-    return default_collate([data[0]])
-
-
-def length_of(data: Data) -> int:
-    """How many samples there are in what `data_of` gives."""
-    return samples_in(data) if _is_tree(data) else len(data)
-
-
-def _is_tree(data: Data) -> bool:
-    """Whether the data are tensors, not a data set of samples."""
-    return isinstance(data, Tensor | tuple | list | dict)
-
-
 def samples_in(batch: Batch) -> int:
     """How many samples a batch has: the length of its first tensor."""
     return len(next(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim))

@@ -17,12 +17,12 @@ from scalewise.adapters.common import (
     WAY_OUT,
     Shell,
     Watching,
-    first_sample,
     noise_values,
     parts_of,
     samples_in,
     sgd_fields,
 )
+from scalewise.engine.data.samples import open_samples
 from scalewise.errors import RunFolderError, TaskError, UsageError
 from scalewise.extras import require
 from scalewise.recipe import Recipe
@@ -118,7 +118,8 @@ def task(
     if built.optimizer is None or not built.compiled:
         raise TaskError("a task needs a compiled Keras model, got one without loss and optimizer; call compile() on it")
     data = parts_of(train, test, validation)
-    inputs, target, *_ = first_sample(data["train"])  # a model may not know its shapes yet, nor its metrics' names
+    first = torch.zeros(1, dtype=torch.long)  # a model may not know its shapes yet, nor its metrics' names
+    inputs, target, *_ = open_samples(data["train"], 0, "training").fetch(first, first)
     if recipe is None:
         recipe = recipe_of(built.optimizer, worker_batch, epochs)
     metric, higher = _metric_that_counts(built, inputs, target)

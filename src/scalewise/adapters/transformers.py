@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scalewise.adapters.common import Watching, length_of, noise_values, parts_of, samples_in
+from scalewise.adapters.common import Watching, noise_values, parts_of, samples_in
+from scalewise.engine.data.samples import open_samples
 from scalewise.errors import TaskError
 from scalewise.extras import require
 from scalewise.recipe import Recipe
@@ -79,7 +80,9 @@ def task(
         fields: further fields of `sw.Task`, such as metric or buffers.
     """
     data = parts_of(train, test, validation)
-    chosen = recipe or (USUAL if arguments is None else recipe_of(arguments, length_of(data["train"])))
+    chosen = recipe or (
+        USUAL if arguments is None else recipe_of(arguments, len(open_samples(data["train"], 0, "training")))
+    )
     defaults: dict[str, Any] = {"name": "transformers", "recipe": chosen}
     return Task(model=model, step=lambda made, batch: _step(made, batch, weight), **data, **(defaults | fields))
 
