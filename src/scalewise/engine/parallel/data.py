@@ -83,17 +83,16 @@ class DataParallel(FlatStrategy):
     """Every process holds the model and runs some of the workers."""
 
     def __init__(self, setup: Setup) -> None:
-        task, recipe, placement, team = setup.task, setup.recipe, setup.placement, setup.team
+        recipe, placement, team = setup.recipe, setup.placement, setup.team
         shares = [share(process, team.size, recipe.workers) for process in range(team.size)]
         self._counts = [last - first for first, last in shares]
         self._mine = range(*shares[team.rank])
         super().__init__(setup, self._mine)
-        parameters = [*self.model.parameters.values()]
-        self.workers = Workers(task, recipe, self.model.call, parameters, self.feed, setup.cuts, team.device)
+        self.workers = Workers(setup, self.model.call, [*self.model.parameters.values()], self.feed)
         self._recipe, self._cuts = recipe, setup.cuts
         self.exact = placement.exact  # whether the sum over workers has one order
         self._compared_every = placement.check_replicas if team.size > 1 else 0
-        self._weight_is_samples = task.weight_is_samples
+        self._weight_is_samples = setup.task.weight_is_samples
         self._weights_seconds = 0.0  # waited for the weights of the other processes' losses
         self._lockstep: Lockstep | None = None
         if recipe.batch_norm == "sync" and self.model.averages:

@@ -56,7 +56,7 @@ class FullyShardedParallel(SplitStrategy):
         sharded = dict(self._module.named_parameters())
         self._held = {name: _local(sharded[name]) for name in setup.model.parameters}
         self._parameters = [sharded[name] for name in self._held]
-        self._workers = Workers(setup.task, recipe, self._module, self._parameters, self.feed, setup.cuts, team.device)
+        self._workers = Workers(setup, self._module, self._parameters, self.feed)
         self._norms = _GradientNorms(self._module, [*self._held])
 
         self._sum = torch.zeros(

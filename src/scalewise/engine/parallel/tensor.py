@@ -159,7 +159,7 @@ class _SplitWorkers(Workers):
     def __init__(
         self, setup: Setup, module: nn.Module, parameters: list[Tensor], feed: Feed, counts_here: list[bool]
     ) -> None:
-        super().__init__(setup.task, setup.recipe, module, parameters, feed, setup.cuts, setup.team.device)
+        super().__init__(setup, module, parameters, feed)
         self._counts_here = counts_here
         self._sums = [torch.zeros_like(_part(parameter)) for parameter in parameters] if self._sums else []
 

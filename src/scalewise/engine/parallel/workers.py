@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,10 @@ from scalewise.engine.processes.team import Gathered
 from scalewise.engine.sums.flat import sum_of_squares
 from scalewise.errors import TaskError
 from scalewise.recipe import Recipe
-from scalewise.schedules import Cuts
-from scalewise.tasks.task import Batch, Loss, MeanLoss, Number, Task
+from scalewise.tasks.task import Batch, Loss, MeanLoss, Number
+
+if TYPE_CHECKING:
+    from scalewise.engine.parallel import Setup
 
 Ready = Callable[[int, Tensor], None]  # (number of the parameter, this worker's gradient of it)
 LOSS, WEIGHT, SQUARED_NORMS, FIRST_METRIC = range(4)  # columns of a packed row: see `pack`
@@ -193,27 +196,11 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 class Workers:
     """Computes the gradients of this process's workers, one after another."""
 
-    def __init__(
-        self,
-        task: Task,
-        recipe: Recipe,
-        call: nn.Module,
-        parameters: Sequence[Tensor],
-        feed: Feed,
-        cuts: Cuts,
-        device: torch.device,
-    ) -> None:
-        """Nothing is computed yet.
-
-        Arguments:
-            task, recipe, device: what is learned, how and where.
-            call, parameters: the model, and its trainable parameters.
-            feed, cuts: the samples, and how steps cut them.
-        """
-        self._task, self._recipe, self._call, self._feed, self._device = task, recipe, call, feed, device
-        self._cuts = cuts
-        self._parameters = [*parameters]
-        adds_up = cuts.most_parts * recipe.micro_batches > 1
+    def __init__(self, setup: Setup, call: nn.Module, parameters: Sequence[Tensor], feed: Feed) -> None:
+        """Nothing is computed yet; `call` is the model, with its trainable parameters, and `feed` its samples."""
+        self._task, self._recipe, self._cuts, self._device = setup.task, setup.recipe, setup.cuts, setup.team.device
+        self._call, self._parameters, self._feed = call, [*parameters], feed
+        adds_up = setup.cuts.most_parts * setup.recipe.micro_batches > 1
         self._sums = [torch.zeros_like(p) for p in self._parameters] if adds_up else []
         self._ready: Ready | None = None
         self._waiting: set[int] = set()

@@ -32,7 +32,7 @@ from torch.distributed.distributed_c10d import Store, _get_default_store
 from scalewise.engine.processes import last_words
 from scalewise.engine.processes.heartbeat import HEARTBEAT, disconnect
 from scalewise.engine.processes.team import Team
-from scalewise.engine.sums.tree import share
+from scalewise.engine.sums.tree import workers_of
 from scalewise.recipe import Recipe
 
 LOOKS = 8  # in the time that is allowed
@@ -153,9 +153,7 @@ class Watchdog:
         """A process, and its workers once they are known."""
         if self.recipe is None or self.recipe.workers < self._team.size:
             return f"process {rank}"
-        first, last = share(rank, self._team.size, self.recipe.workers)
-        workers = f"worker {first}" if last - first == 1 else f"workers {first} to {last - 1}"
-        return f"process {rank} ({workers})"
+        return f"process {rank} ({workers_of(rank, self._team.size, self.recipe.workers)})"
 
 
 class _Peers:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scalewise.engine.sums.tree import FoldPlan
+from scalewise.engine.sums.tree import FoldPlan, FoldStep
 
 CHUNK = 2048
 ALIGNMENT = 64  # bytes: where torch itself puts a tensor, and kernels may look at that
@@ -204,14 +204,18 @@ class Fold:
 
     def put_one(self, leaf: int, index: int, source: Tensor) -> None:
         """Take one tensor of one leaf: the same sums as `put`, element by element."""
-        step = self.plan.steps[leaf]
-        place = self.views[step.buffer][index]
-        if step.add:
-            place.add_(source)
-        else:
-            place.copy_(source)
-        for target, other in step.merges:
-            self.views[target][index].add_(self.views[other][index])
+        fold_one(self.plan.steps[leaf], self.views, index, source)
+
+
+def fold_one(step: FoldStep, views: list[list[Tensor]], index: int, source: Tensor) -> None:
+    """Take one tensor of one leaf into its place in the buffers."""
+    place = views[step.buffer][index]
+    if step.add:
+        place.add_(source)
+    else:
+        place.copy_(source)
+    for target, other in step.merges:
+        views[target][index].add_(views[other][index])
 
 
 def sum_rows(rows: Sequence[Tensor], plan: FoldPlan) -> Tensor:

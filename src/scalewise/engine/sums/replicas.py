@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from scalewise.engine.sums.tree import share
+from scalewise.engine.sums.tree import share, workers_of
 from scalewise.errors import ReplicasDiffer
 
 T = TypeVar("T")
@@ -50,15 +50,10 @@ def check(fingerprints: Sequence[Sequence[float]], workers: int, step: int, sinc
     others = [process for process, value in enumerate(values) if value != usual]
     if not others:
         return
-    names = ", ".join(_named(process, range(*share(process, len(values), workers))) for process in others)
+    names = ", ".join(f"{process} ({workers_of(process, len(values), workers)})" for process in others)
     which = f"process {names} differs" if len(others) == 1 else f"processes {names} differ"
     raise ReplicasDiffer(
         f"all processes must hold the same weights, but after step {step} {which} from the others; after step {since} "
         f"they were equal: a fault of memory or a processor, or different code on some process; stored checkpoints "
         f"were compared when written and are good: continue with --resume"
     )
-
-
-def _named(process: int, workers: range) -> str:
-    first, last = workers[0], workers[-1]
-    return f"{process} (worker {first})" if first == last else f"{process} (workers {first} to {last})"

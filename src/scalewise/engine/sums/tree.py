@@ -33,6 +33,16 @@ def share(process: int, processes: int, workers: int) -> Node:
     return process * workers // processes, (process + 1) * workers // processes
 
 
+def workers_of(process: int, processes: int, workers: int) -> str:
+    """The workers of one process in words.
+
+    >>> workers_of(0, 4, 6), workers_of(1, 4, 6)
+    ('worker 0', 'workers 1 to 2')
+    """
+    first, stop = share(process, processes, workers)
+    return f"worker {first}" if stop - first == 1 else f"workers {first} to {stop - 1}"
+
+
 def whole_nodes(held: Node, workers: int) -> list[Node]:
     """The largest nodes of the tree that lie within `held`, in order.
 

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from scalewise.engine.sums.flat import fold_one
 from scalewise.engine.sums.tree import FoldPlan, own_plan
 from scalewise.horovod import wire
 from scalewise.horovod.negotiation import Handle, describe
@@ -192,11 +193,7 @@ class Exchange:
         bucket, index = self._home[parameter]
         plan = self._plan()
         bucket.allocate(plan.buffers)
-        step = plan.steps[self.passes - self._left[parameter] - 1]
-        place = bucket.views[step.buffer][index]
-        place.add_(parameter.grad) if step.add else place.copy_(parameter.grad)
-        for target, source in step.merges:
-            bucket.views[target][index].add_(bucket.views[source][index])
+        fold_one(plan.steps[self.passes - self._left[parameter] - 1], bucket.views, index, parameter.grad)
         parameter.grad = None
 
     def _plan(self) -> FoldPlan:
