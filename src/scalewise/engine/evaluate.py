@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from scalewise.engine.data import streams
@@ -101,7 +101,7 @@ def right_statistics(
     Where running averages are not, they are recomputed for the present weights over at most `most` training samples:
     the mean over groups of the shape that training has, each counting alike. Every process computes the same ones.
     """
-    norms = _norms(model.module)
+    norms = [norm for norm in averaging_layers(model.module) if norm.training]  # not frozen ones
     if not _recomputes(recipe, norms, steps):
         yield
         return
@@ -149,8 +149,3 @@ def _pass_batches(
                 task.evaluate(model.module, placed(batch, device, recipe.layout))
     finally:
         model.module.train()
-
-
-def _norms(model: nn.Module) -> list[_BatchNorm]:
-    """The layers whose averages training changes: not those that the model keeps in evaluation mode (frozen ones)."""
-    return [norm for norm in averaging_layers(model) if norm.training]

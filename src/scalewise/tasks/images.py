@@ -76,14 +76,11 @@ def decode(path: Path, size: int) -> Tensor:
 
     with _opened(path) as image:
         image.draft("RGB", (size, size))  # JPEG: decode no more than is needed
-        square = _middle_square(image.convert("RGB")).resize((size, size), Image.Resampling.BILINEAR)
+        colours = image.convert("RGB")
+        side = min(colours.size)
+        left, top = ((length - side) // 2 for length in colours.size)
+        square = colours.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
-
-
-def _middle_square(image: Image) -> Image:
-    side = min(image.size)
-    left, top = ((length - side) // 2 for length in image.size)
-    return image.crop((left, top, left + side, top + side))
 
 
 def check(path: Path) -> None:

@@ -176,7 +176,9 @@ class Halves:
     def look(self, output: Tensor, gradient: Tensor) -> None:
         """Take the gradient of the first half of the rows, while backward is at the model's output."""
         self._half = None
-        if any(one._backward_hooks for one in self._parameters) or any(map(_has_hooks, self._model.modules())):
+        if any(one._backward_hooks for one in self._parameters) or any(
+            one._backward_hooks or one._backward_pre_hooks for one in self._model.modules()
+        ):
             self.problem = OWN_HOOKS
         if self.problem is not None or len(gradient) < 2:
             return
@@ -249,10 +251,6 @@ class Halves:
         wanted = spent_seconds / max(HALF_BUDGET * step_seconds, 1e-9)
         shortest, longest = INTERVALS
         self._interval = max(shortest, min(longest, 2 ** math.ceil(math.log2(max(1.0, wanted)))))
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def _share(gradient: Tensor, rows: int) -> Tensor:

@@ -122,7 +122,8 @@ class DataParallel(FlatStrategy):
         if self._team.size > 1:
             self.model.buffers.remember()
             self._computes = True
-        self._taken = fingerprint(self._weights) if self._is_compared(step) else []  # before workers change averages
+        compares = self._compared_every > 0 and step % self._compared_every == 0
+        self._taken = fingerprint(self._weights) if compares else []  # before workers change averages
         if self._lockstep is not None:
             return self._gradients_in_lockstep(self._lockstep, step, signal, measures)
         if len(self._mine) > 1 and self._team.size == 1:
@@ -173,10 +174,6 @@ class DataParallel(FlatStrategy):
             table.arrive()  # so that whoever has updated its weights also has the numbers of that step
         measured = measures or self._recipe.clip_norm is not None
         return StepNumbers(table, [*found[0].metrics], self._clipped() if measured else None)
-
-    def _is_compared(self, step: int) -> bool:
-        """Whether the processes' weights are compared before a step."""
-        return self._compared_every > 0 and step % self._compared_every == 0
 
     def worker_steps(self, step: int) -> Iterator[WorkerStep]:
         """Compute this process's workers' gradients again, at the present weights; nothing else changes."""

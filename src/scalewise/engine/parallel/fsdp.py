@@ -257,16 +257,15 @@ class _GradientNorms:
 
         return hook
 
-    def taken(self, wanted: bool) -> _GradientNorms:
+    @contextmanager
+    def taken(self, wanted: bool) -> Iterator[None]:
         """The context of a backward pass."""
-        self._wanted = wanted
-        return self
-
-    def __enter__(self) -> None:
         self._found.clear()
-
-    def __exit__(self, *error: object) -> None:
-        self._wanted = False
+        self._wanted = wanted
+        try:
+            yield
+        finally:
+            self._wanted = False
 
     def square(self) -> Number:
         """The squared norm of the last backward's gradient."""

@@ -84,14 +84,10 @@ class PlacedModel:
         self.parameters = _trainable(model)
         self.averages, self.counters = _changing_buffers(model, task)
         _check_batch_norm(model, recipe)
-        self._broadcast(team)
-        self.buffers = Buffers(model, self.averages, self.counters)
-
-    def _broadcast(self, team: Team) -> None:
-        """Give every process the first one's start weights, should the factory draw from elsewhere."""
-        if team.size > 1:
-            for tensor in (*self.module.parameters(), *self.module.buffers()):
+        if team.size > 1:  # every process takes the first one's start weights, should the factory draw from elsewhere
+            for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.data, 0)
+        self.buffers = Buffers(model, self.averages, self.counters)
 
     def tensors(self) -> dict[str, Tensor]:
         """All parameters and buffers, in name order."""

@@ -160,10 +160,7 @@ class Averages:
         if self._values:
             for bucket in self._reduction.buckets:
                 self._reduction.launch(bucket)
-            self._reduction.finish(self._divide)
-
-    def _divide(self, stretch: Tensor, start: int) -> None:
-        stretch.div_(self._workers)
+            self._reduction.finish(scaling(self._workers, self._layout, 1.0))
 
     def update(self) -> None:
         """Put the mean where the model has it."""

@@ -183,12 +183,10 @@ class Job(Generic[RequestT, ReplyT]):
         while self._connection is None:
             with suppress(TimeoutError):
                 self._connection = Connection(self._listener.accept()[0].detach())
-            if self._connection is None and (time.monotonic() > deadline or not self._is_running()):
+            ended = time.monotonic() > deadline or any(launcher.poll() is not None for launcher in self._launchers)
+            if self._connection is None and ended:
                 raise EOFError
         return self._connection
-
-    def _is_running(self) -> bool:
-        return all(launcher.poll() is None for launcher in self._launchers)
 
     def _failure(self) -> ScalewiseError:
         _ended(self._launchers, END_SECONDS)

@@ -105,17 +105,8 @@ def make_folder(out: Path | None, task: str) -> RunFolder:
 
 def begin(folder: RunFolder, run: RunRecipe, device: str, processes: int) -> None:
     """Write what is known before the first step; a resumed run keeps the environment it was begun in."""
-    derived = [value.to_json() for value in run.derived]
-    content: dict[str, Any] = {
-        "task": run.task,
-        "settings": run.settings,
-        "recipe": run.recipe.model_dump(),
-        "derived": derived,
-    }
-    if run.hold_out:
-        content["hold_out"] = True
-    if run.search is not None:
-        content["search"] = dataclasses.asdict(run.search)
+    content = dataclasses.asdict(run) | {"recipe": run.recipe.model_dump()}
+    content = {name: value for name, value in content.items() if value not in (None, False)}  # only what was asked for
     known = stored_environment(folder) or environment(device, processes)
     known.pop("job", None)
     if (job := current_job()) is not None:
