@@ -13,12 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from scalewise.engine.candidates import DEFAULT_CANDIDATES, OWN, Budget, Candidate, budget, candidates, check_names
+from scalewise.engine.data import streams
 from scalewise.engine.data.samples import held_out_samples, open_samples
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement, available_cores
 from scalewise.engine.processes import signals
 from scalewise.errors import Interrupted, NonFiniteLoss, RecipeError
+from scalewise.optim.muon import matrix_names
 from scalewise.recipe import Derived, Recipe, RecipeMode, Search, Trial, adapts, fitting_lr, resolve
 from scalewise.records import Step
 from scalewise.tasks.task import Task
@@ -98,7 +102,7 @@ def complete(
         pilot = None if how.epochs_fixed else known or measure(task, wanted, samples, placement, hold_out, alone)
         return *resolve(base, given, mode, available_cores(), samples, pilot), pilot
     total = budget(wanted, samples, how.epochs_fixed)
-    names = how.names if _holds_matrices(placement) else [name for name in how.names if name != "muon"] or [OWN]
+    names = how.names if _takes_muon(task, placement) else [name for name in how.names if name != "muon"] or [OWN]
     entries = candidates(base, given, samples, total, names)
     steps = _trial_steps(len(entries), total, how)
     if not steps:
@@ -118,8 +122,13 @@ def complete(
     return *_applied(base, given, entries[winner], total, _verdict(trials, winner)), found
 
 
-def _holds_matrices(placement: Placement) -> bool:
-    return not placement.shard_optimizer and placement.parallel not in ("fsdp", "tensor")
+def _takes_muon(task: Task, placement: Placement) -> bool:
+    """Whether the model has matrices, and every process has them whole."""
+    if placement.shard_optimizer or placement.parallel in ("fsdp", "tensor"):
+        return False
+    with streams.undisturbed():
+        model = task.model()
+    return isinstance(model, nn.Module) and bool(matrix_names(model))
 
 
 def _trial_steps(count: int, total: Budget, how: Auto) -> int:

@@ -21,7 +21,7 @@ from scalewise.recipe import OptimizerName, Recipe
 
 __all__ = ["LAMB", "LARS", "OPTIMIZERS", "Builder", "Muon"]
 
-Builder = Callable[[Iterable[Tensor], Recipe], Optimizer]
+Builder = Callable[[Any, Recipe], Optimizer]  # parameters, or groups of them
 
 
 def _rates(recipe: Recipe) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
@@ -15,6 +15,7 @@ from torch.optim.optimizer import ParamsT
 from scalewise.optim.rules import refuse_half
 
 RULE = "rule"  # the option of a parameter group that says who updates it
+MATRICES = ("weight", "kernel")  # in the name of a parameter that is one
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of the quintic iteration (Jordan et al. 2024)
 ITERATIONS = 5
 ADAMW_SIZE = 0.2  # root mean square of an AdamW update, relative to its rate (Liu et al. 2025)
@@ -38,6 +39,27 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return found.T if tall else found
 
 
+def matrix_names(model: nn.Module) -> frozenset[str]:
+    """The parameters of a model that map inputs to outputs: weights and kernels, but not rows to look up or to add.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))
+    >>> model.register_parameter("positions", nn.Parameter(torch.zeros(5, 4)))
+    >>> matrix_names(model)
+    frozenset({'1.weight'})
+    """
+    looked_up = {
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.ndim >= 2 and name not in looked_up and any(word in name.rpartition(".")[2] for word in MATRICES)
+    )
+
+
 class Muon(Optimizer):
     """Muon (Jordan et al. 2024) for matrices and convolution kernels, AdamW for everything else.
 
@@ -52,10 +74,10 @@ class Muon(Optimizer):
 
     Arguments:
         parameters: as for any torch optimizer. Each group becomes two: matrices and kernels, and the rest. A group may
-            choose `rule="adamw"` for its matrices too, as is usual for embeddings.
+            choose `rule="adamw"` for its matrices too; `Muon.groups(model)` does so for embeddings and positions.
         momentum: of Muon, as Nesterov's.
         betas, eps: of AdamW.
-        weight_decay: of both, decoupled.
+        weight_decay: of matrices and kernels, decoupled. The rest has none, unless its group says so.
     """
 
     def __init__(
@@ -72,6 +94,21 @@ class Muon(Optimizer):
         options = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(parameters, options)
 
+    @staticmethod
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        """The trainable parameters of a model as two groups: its matrices for Muon, the rest for AdamW.
+
+        >>> optimizer = Muon(Muon.groups(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))), lr=0.02)
+        >>> [(group["rule"], len(group["params"])) for group in optimizer.param_groups]
+        [('muon', 1), ('adamw', 2)]
+        """
+        names = matrix_names(model)
+        parts: dict[bool, list[Tensor]] = {True: [], False: []}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parts[name in names].append(parameter)
+        return [{"params": parts[True]}, {"params": parts[False], RULE: "adamw"}]
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the matrices of a group to Muon and the rest to AdamW."""
         given = param_group["params"]
@@ -86,7 +123,8 @@ class Muon(Optimizer):
             parts[chosen if tensor.ndim >= 2 else "adamw"].append(parameter)
         for rule, members in parts.items():
             if members:
-                super().add_param_group(param_group | {"params": members, RULE: rule})
+                decay = {} if rule == "muon" else {"weight_decay": 0.0}
+                super().add_param_group(decay | param_group | {"params": members, RULE: rule})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

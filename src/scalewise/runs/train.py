@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +32,7 @@ from scalewise.engine.placement import (
 from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.fork_server import ForkServer
 from scalewise.engine.processes.launch import Elasticity, launch, taking_part
-from scalewise.engine.processes.team import takes_part
+from scalewise.engine.processes.team import Team, takes_part
 from scalewise.engine.processes.watchdog import watched
 from scalewise.engine.store.folder import (
     RunFolder,
@@ -44,9 +46,10 @@ from scalewise.engine.store.folder import (
 )
 from scalewise.engine.store.lock import holding
 from scalewise.errors import Failed, PlacementError, RecipeError, ScalewiseError, UsageError
-from scalewise.recipe import Derived, Recipe, RecipeMode
-from scalewise.records import Result
-from scalewise.runs.request import HANG_SECONDS, Notice, Notify, compiles, load_subject, resumed_folder, silent
+from scalewise.files import read_json
+from scalewise.recipe import Derived, Recipe, RecipeMode, Search, Trial
+from scalewise.records import Result, write_atomically
+from scalewise.runs.request import HANG_SECONDS, Notice, Notify, Subject, compiles, load_subject, resumed_folder, silent
 from scalewise.runs.run import OnRecord, Run, ignore
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task
@@ -170,7 +173,7 @@ def started(request: Request, notify: Notify = silent) -> Iterator[Run]:
             yield run
         return
     with taking_part(request.placement.device) as team, watched(team, request.hang_timeout) as watch:
-        recipe, resumed = _agreed(request, team.leads)
+        recipe, resumed = _agreed(request, team)
         if watch is not None:
             watch.recipe = recipe.recipe
         with _opened(request, recipe, resumed, notify) as run:
@@ -236,10 +239,9 @@ def resolved(request: Request, measure: bool = True) -> tuple[RunRecipe, RunFold
     begun = begun_by_this_job(request.folder, task.name)
     if begun is not None:
         return read_recipe(begun), begun
-    subject = load_subject(task, None, None)
     path = resumed_folder(request.resume, request.folder, task.name, "recipe.json")
     if path is not None:
-        folder = RunFolder(path)
+        folder, subject = RunFolder(path), load_subject(task, None, None)
         stored = read_recipe(folder)
         changes = dict(request.given)
         if "epochs" in changes:
@@ -251,29 +253,81 @@ def resolved(request: Request, measure: bool = True) -> tuple[RunRecipe, RunFold
         check_writable(folder.path)
         return wanted, folder
     check_folder(request.folder)
-    base = Recipe.load(request.base) if isinstance(request.base, Path) else request.base or task.recipe
-    mode: RecipeMode = request.mode if measure else "plain"
-    device = request.placement.device
+    return _completed(request if measure else dataclasses.replace(request, mode="plain")), None
+
+
+def _completed(request: Request, team: Team | None = None) -> RunRecipe:
+    """The complete recipe of a new run; the processes of a team race its candidates together.
+
+    What an interrupted race has found lies beside the run's folder until the same command has finished it.
+    """
+    subject = load_subject(request.task, None, None)
+    base = Recipe.load(request.base) if isinstance(request.base, Path) else request.base or request.task.recipe
+    race = _RaceFile(request, subject, base)
+    known = race.read() if team is None or team.leads else None
+    known = known if team is None else team.shared(known)
+    trials = [*(known.trials if known else ())]
+
+    def keep(trial: Trial) -> None:
+        trials.append(trial)
+        if team is None or team.leads:
+            race.write(trials)
+
+    where, given = request.placement, dict(request.given)
     with translating():
-        recipe, derived, search = complete(task, base, dict(request.given), mode, request.placement, request.auto)
-    if recipe.compile and not compiles(device):
+        recipe, derived, search = complete(
+            request.task, base, given, request.mode, where, request.auto, known, alone=team is None, on_trial=keep
+        )
+    if team is None or team.leads:
+        race.remove()
+    if recipe.compile and not compiles(where.device):
         recipe = recipe.replace(compile=False)
         derived.append(Derived("compile", False, "torch.compile needs a C++ compiler on a CPU; found none"))
-    return RunRecipe(subject.spec, subject.settings, recipe, derived, search=search), None
+    return RunRecipe(subject.spec, subject.settings, recipe, derived, search=search)
 
 
-def _agreed(request: Request, leads: bool) -> tuple[RunRecipe, RunFolder | None]:
-    """What the first process has resolved, on every process; its error is everybody's."""
-    agreed: list[Any] = [None]
-    if leads:
+class _RaceFile:
+    """The trials of a race that was stopped: <run folder>.race.json, for the same task and recipe only."""
+
+    def __init__(self, request: Request, subject: Subject, base: Recipe) -> None:
+        folder = request.folder or Path("runs") / request.task.name
+        self._path = folder.with_name(f"{folder.name}.race.json")
+        what = [subject.spec, subject.settings, base.model_dump(), {**request.given}, dataclasses.asdict(request.auto)]
+        self._key = hashlib.sha256(json.dumps(what, default=str).encode()).hexdigest()
+
+    def read(self) -> Search | None:
+        """The trials, if there are any of this very race."""
         try:
-            agreed = [resolved(request)]
+            stored = read_json(self._path)
+            trials = [Trial(**trial) for trial in stored["trials"] if stored["key"] == self._key]
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return Search(0, 0, 0.0, trials=tuple(trials)) if trials else None
+
+    def write(self, trials: Sequence[Trial]) -> None:
+        """Store the trials so far."""
+        content = {"key": self._key, "trials": [dataclasses.asdict(trial) for trial in trials]}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path, json.dumps(content, indent=2) + "\n")
+
+    def remove(self) -> None:
+        """Forget them: the recipe holds them now."""
+        self._path.unlink(missing_ok=True)
+
+
+def _agreed(request: Request, team: Team) -> tuple[RunRecipe, RunFolder | None]:
+    """What the first process has resolved, on every process; its error is everybody's."""
+    agreed: Any = None
+    if team.leads:
+        try:
+            agreed = resolved(request, measure=False)
         except ScalewiseError as error:
-            agreed = [(str(error), error.exit_code)]
-    dist.broadcast_object_list(agreed, 0)
-    first, second = agreed[0]
+            agreed = (str(error), error.exit_code)
+    first, second = team.shared(agreed)
     if isinstance(first, str):
         raise Failed(first, second)
+    if second is None:
+        first = team.shared(_completed(request, team))
     return first, second
 
 

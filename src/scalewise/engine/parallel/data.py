@@ -44,7 +44,8 @@ class FlatStrategy(Strategy):
         self._layout.adopt(self._weights)
         self._fold, self._reduction = reductions.build(self._setup.placement, self._layout, team, recipe.workers)
         stretches = owned_stretches(recipe, self._layout, self._weights, self._reduction.owned)
-        self._optimizer = FlatOptimizer(recipe, self._layout, stretches, self._reduction.complete)
+        matrices = self._setup.model.matrices
+        self._optimizer = FlatOptimizer(recipe, self._layout, stretches, self._reduction.complete, matrices)
         source = self._weights if self._reduction.spreads else self._reduction.sum
         self._new_averages = self._layout.views(source)[len(parameters) :]
 

@@ -130,10 +130,13 @@ ELEMENT_WISE: dict[OptimizerName, type[ElementWiseRule]] = {
 class TorchRule:
     """An optimizer of whole tensors, which are the stretches; without its profiling and hooks."""
 
-    def __init__(self, recipe: Recipe, stretches: list[Stretch]) -> None:
+    def __init__(self, recipe: Recipe, stretches: list[Stretch], matrices: frozenset[str]) -> None:
         self._stretches = stretches
-        leaves = [stretch.weights for stretch in stretches]
-        self._optimizer = OPTIMIZERS[recipe.optimizer](leaves, recipe) if leaves else None
+        parts: dict[bool, list[Tensor]] = {True: [], False: []}
+        for stretch in stretches:
+            parts[stretch.pieces[0].name in matrices].append(stretch.weights)
+        groups = [{"params": parts[True]}, {"params": parts[False], "rule": "adamw"}]
+        self._optimizer = OPTIMIZERS[recipe.optimizer](groups, recipe) if stretches else None
         self._step = inspect.unwrap(type(self._optimizer).step) if self._optimizer else None
         self.state: dict[Tensor, dict[str, Tensor]] = self._optimizer.state if self._optimizer else {}
 
@@ -155,11 +158,19 @@ class FlatOptimizer:
         recipe, layout: which optimizer, and where parameters lie.
         stretches: the owned weights.
         complete: fills in the numbers that other processes have.
+        matrices: parameters that Muon takes.
     """
 
-    def __init__(self, recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        layout: FlatLayout,
+        stretches: list[Stretch],
+        complete: Complete,
+        matrices: frozenset[str] = frozenset(),
+    ) -> None:
         self._layout, self._stretches = layout, stretches
-        self._rule = _rule(recipe, layout, stretches, complete)
+        self._rule = _rule(recipe, layout, stretches, complete, matrices)
         self.step = self._rule.step  # updates the owned weights by the flat mean gradient; without autograd
 
     def state(self) -> list[StateEntry]:
@@ -222,12 +233,14 @@ def owned_stretches(recipe: Recipe, layout: FlatLayout, weights: Tensor, owned: 
     return _whole_parameters(layout, weights, ranges)
 
 
-def _rule(recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete) -> Rule:
+def _rule(
+    recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete, matrices: frozenset[str]
+) -> Rule:
     if recipe.optimizer in ELEMENT_WISE:
         return ELEMENT_WISE[recipe.optimizer](recipe, stretches)
     if recipe.optimizer in LAYER_WISE:
         return LAYER_WISE[recipe.optimizer](recipe, layout, stretches, complete)
-    return TorchRule(recipe, stretches)
+    return TorchRule(recipe, stretches, matrices)
 
 
 def _stored(stretch: Stretch, value: object) -> list[Piece]:
