@@ -5,12 +5,41 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 import scalewise as sw
-from scalewise.engine.auto import complete
-from scalewise.recipe import Pilot, Recipe, adapts, resolve
+from scalewise.engine.auto import Auto, complete
+from scalewise.engine.candidates import budget, candidates
+from scalewise.engine.placement import Placement
+from scalewise.recipe import Recipe, Search, adapts, resolve
 
-PILOT = Pilot(noise_scale=128.0, steps=16, samples=4096, seconds=1.0)
+PILOT = Search(noise_scale=128.0, steps=16, samples=4096, seconds=1.0)
+NO_RACE = Auto(search=0.0)
+TASK = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+import scalewise as sw
+def task(samples: int = 6000, lr: float = 0.01, optimizer: str = "momentum") -> sw.Task:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(samples + 1000, 12, generator=generator)
+    score = torch.relu(x @ torch.randn(12, 16, generator=generator) / 4) @ torch.randn(16, 3, generator=generator)
+    y = (score + 0.5 * torch.randn(samples + 1000, 3, generator=generator)).argmax(1)
+    return sw.Task(
+        model=lambda: nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 3)),
+        train=(x[1000:], y[1000:]), test=(x[:1000], y[:1000]), loss=F.cross_entropy, metrics={"accuracy": sw.accuracy},
+        recipe=sw.Recipe(worker_batch=16, epochs=3.0, optimizer=optimizer, lr=lr),
+    )
+"""
+
+
+@pytest.fixture
+def race_task(tmp_path):
+    """A task whose single worker takes 1,125 steps: enough for a race of three trials."""
+    (tmp_path / "mine.py").write_text(TASK)
+    return "mine.py"
 
 
 def test_a_measured_noise_scale_becomes_adascale_and_a_price():
@@ -28,33 +57,35 @@ def test_a_measured_noise_scale_becomes_adascale_and_a_price():
 
 
 def test_workers_that_the_task_can_use_are_not_called_too_many():
-    noisy = Pilot(noise_scale=100_000.0, steps=16, samples=4096, seconds=1.0)
+    noisy = Search(noise_scale=100_000.0, steps=16, samples=4096, seconds=1.0)
     _, derived = resolve(Recipe(worker_batch=32), {"workers": 8}, "auto", 2, 1000, noisy)
     assert "more than this task can use" not in derived[1].reason
-    unknown = Pilot(noise_scale=None, steps=16, samples=4096, seconds=1.0)
+    unknown = Search(noise_scale=None, steps=16, samples=4096, seconds=1.0)
     _, derived = resolve(Recipe(worker_batch=32, epochs=10.0), {"workers": 8}, "auto", 2, 1000, unknown)
     assert derived[1].value == 10_000 + unknown.samples
     assert "grows" not in derived[1].reason  # there is no more to gain
 
 
 @pytest.mark.parametrize(
-    ("given", "fixed", "expected"),
+    ("given", "expected"),
     [
-        ({"workers": 8}, False, True),
-        ({"workers": 1}, False, False),
-        ({"workers": 8, "lr_rule": "linear"}, False, False),
-        ({"workers": 8, "steps": 5}, False, False),
-        ({"workers": 8, "schedule": "growth"}, False, False),
-        ({"workers": 8}, True, False),
+        ({"workers": 8}, True),
+        ({"workers": 1}, False),
+        ({"workers": 8, "lr_rule": "linear"}, False),
+        ({"workers": 8, "steps": 5}, False),
+        ({"workers": 8, "schedule": "growth"}, False),
     ],
 )
-def test_when_auto_measures(given, fixed, expected):
-    assert adapts(Recipe(**given), fixed) is expected
+def test_when_auto_searches(given, expected):
+    assert adapts(Recipe(**given)) is expected
 
 
 def test_the_pilot_depends_on_task_recipe_and_seed_alone():
     task = sw.load_task("mlp")
-    found = [complete(task, task.recipe, {"workers": 4, "seed": seed}, "auto", "cpu") for seed in (1, 1, 2)]
+    found = [
+        complete(task, task.recipe, {"workers": 4, "seed": seed}, "auto", Placement("cpu"), NO_RACE)
+        for seed in (1, 1, 2)
+    ]
     scales = [pilot.noise_scale for _, _, pilot in found]
     assert scales[0] == scales[1] != scales[2]
     assert found[0][0] == found[1][0]
@@ -65,23 +96,28 @@ def test_the_price_counts_what_is_held_out():
     given = {"workers": 4, "epochs": 2.0}
 
     def price(**more):
-        known = Pilot(noise_scale=128.0, steps=16, samples=4096, seconds=1.0)
-        _, derived, _ = complete(task, task.recipe, given | more, "auto", "cpu", known=known)
+        known = Search(noise_scale=128.0, steps=16, samples=4096, seconds=1.0)
+        _, derived, _ = complete(task, task.recipe, given | more, "auto", Placement("cpu"), NO_RACE, known)
         return next(value.value for value in derived if value.field == "samples") - known.samples
 
     assert price(patience=3) == pytest.approx(price() * (1437 - 143) / 1437, rel=1e-3)
 
 
-def test_auto_is_as_good_as_one_worker_and_counts_its_pilot(scalewise, tmp_path):
-    flags = ["--workers", 8, "--epochs", 4, "--processes", 1, "--json"]
+def steps_of(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "step"]
+
+
+def test_without_a_race_auto_follows_the_noise_and_names_its_pilot(scalewise, tmp_path):
+    flags = ["--workers", 8, "--epochs", 4, "--search", 0, "--processes", 1, "--json"]
     single = scalewise("train", "mlp", "--epochs", 4, "--json", "--quiet").json
     outcome = scalewise("train", "mlp", *flags, "--out", "run", "--checkpoint-steps", 10)
     result = outcome.json
-    pilot = json.loads((tmp_path / "run" / "recipe.json").read_text())["pilot"]
-    steps = [line for line in map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-             if line["kind"] == "step"]  # fmt: skip
-    assert result["steps"] == len(steps) + pilot["steps"]
-    assert result["samples"] == steps[-1]["samples"] + pilot["samples"]
+    pilot = json.loads((tmp_path / "run" / "recipe.json").read_text())["search"]
+    steps = steps_of(tmp_path / "run")
+    assert result["steps"] == len(steps)
+    assert result["samples"] == steps[-1]["samples"]
+    assert result["search"] == {name: pilot[name] for name in ("steps", "samples", "seconds")}
     assert [value["field"] for value in result["derived"]] == ["lr_rule", "samples", "threads"]
     assert "auto  lr_rule = adascale" in outcome.stderr
     assert result["test"]["accuracy"] > single["test"]["accuracy"] - 0.02
@@ -89,12 +125,144 @@ def test_auto_is_as_good_as_one_worker_and_counts_its_pilot(scalewise, tmp_path)
     assert (resumed["steps"], resumed["weights_sha256"]) == (result["steps"], result["weights_sha256"])
 
 
+def test_a_race_reaches_one_workers_accuracy_in_a_fifth_of_the_steps(scalewise, tmp_path, race_task):
+    single = scalewise("train", race_task, "--threads", 1, "--json", "--quiet").json
+    runs = {
+        processes: scalewise(
+            "train", race_task, "--workers", 8, "--processes", processes, "--out", f"run-{processes}", "--json"
+        )
+        for processes in (1, 2, 3)
+    }
+    result = runs[1].json
+    assert {run.json["weights_sha256"] for run in runs.values()} == {result["weights_sha256"]}
+    assert result["steps"] == len(steps_of(tmp_path / "run-1"))
+    assert result["steps"] + result["search"]["steps"] <= single["steps"] / 5
+    assert result["test"]["accuracy"] > single["test"]["accuracy"] - 0.005
+    assert result["optimizer"] == "muon"
+    stored = json.loads((tmp_path / "run-1" / "recipe.json").read_text())
+    trials = stored["search"]["trials"]
+    assert [trial["name"] for trial in trials] == ["muon", "muon", "momentum"]
+    assert sum(trial["steps"] for trial in trials) == result["search"]["steps"] <= 0.03 * single["steps"]
+    assert stored["recipe"]["optimizer"] == "muon"
+    assert "held-out loss" in runs[1].stderr
+    price = next(value for value in result["derived"] if value["field"] == "samples")
+    assert price["value"] == result["samples"]
+    assert not [*tmp_path.glob("*.race.json")]
+
+
+@pytest.mark.parametrize("flags", [["--search", "0.05"], ["--candidates", "own,lamb,adamw"]])
+def test_what_the_race_chooses_among_can_be_set(scalewise, race_task, flags):
+    assert scalewise("train", race_task, "--workers", 8, *flags, "--epochs", 2, "--processes", 1, "--json").code == 0
+
+
+def test_given_fields_win(scalewise, race_task):
+    flags = ["--workers", 8, "--processes", 1, "--epochs", 2, "--json", "--quiet"]
+    adam = scalewise("train", race_task, *flags, "--optimizer", "adam").json
+    assert (adam["optimizer"], adam["search"]) == ("adam", None)
+    rate = scalewise("train", race_task, *flags, "--lr", "0.02").json
+    assert (rate["optimizer"], rate["lr"]["base"]) == ("momentum", 0.02)
+    muon = scalewise("train", race_task, *flags, "--optimizer", "muon", "--lr", "0.03", "--schedule", "linear").json
+    assert (muon["lr"], muon["search"]) == ({"base": 0.03, "peak": 0.03}, None)
+
+
+def test_a_stopped_race_continues_with_what_it_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(TASK)
+    task, recipe = sw.load_task("mine.py"), sw.Recipe(workers=8)
+    whole = sw.fit(task, recipe, folder="whole")
+    import scalewise.engine.auto as auto
+
+    run, ran = auto._Race.run, []
+
+    def stops_after_one(self, candidate, steps):
+        ran.append(candidate.name)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return run(self, candidate, steps)
+
+    monkeypatch.setattr(auto._Race, "run", stops_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        sw.fit(task, recipe, folder="stopped")
+    assert (tmp_path / "stopped.race.json").is_file()
+    resumed = sw.fit(task, recipe, folder="stopped")
+    assert len(ran) == 4  # the first trial was not run again
+    assert resumed.weights_sha256 == whole.weights_sha256
+    assert not (tmp_path / "stopped.race.json").exists()
+
+
+def test_a_candidate_that_diverges_is_dropped():
+    torch.manual_seed(0)
+    x = torch.randn(4000, 4) * 1e4
+    task = sw.Task(
+        model=lambda: nn.Linear(4, 1),
+        train=(x, x.sum(1, keepdim=True)),
+        test=(x[:10], x[:10].sum(1, keepdim=True)),
+        loss=F.mse_loss,
+        recipe=Recipe(worker_batch=8, epochs=4.0, optimizer="sgd", lr=0.1, threads=1),
+    )
+    recipe, _, search = complete(task, task.recipe, {"workers": 8}, "auto", Placement("cpu"))
+    losses = {trial.name: trial.loss for trial in search.trials}
+    assert losses["sgd"] is None
+    assert recipe.optimizer == "muon"
+
+
+def test_a_model_without_matrices_keeps_its_optimizer():
+    task = sw.Task(
+        model=lambda: nn.BatchNorm1d(3),
+        train=(torch.randn(400, 3), torch.randn(400, 3)),
+        test=(torch.randn(8, 3), torch.randn(8, 3)),
+        loss=F.mse_loss,
+        recipe=Recipe(worker_batch=8, epochs=2.0, threads=1),
+    )
+    recipe, _, search = complete(task, task.recipe, {"workers": 4}, "auto", Placement("cpu"))
+    assert (recipe.optimizer, recipe.lr_rule, search) == ("momentum", "linear", None)
+
+
+def test_sharded_matrices_leave_muon_out():
+    task = sw.load_task("mlp")
+    recipe, _, _ = complete(task, task.recipe, {"workers": 4}, "auto", Placement("cpu", shard_optimizer=True))
+    assert recipe.optimizer == task.recipe.optimizer
+
+
+def test_the_budget_grows_slower_than_the_workers():
+    single = Recipe(worker_batch=32, epochs=10.0)
+    found = {n: budget(single.replace(workers=n), 10_000, False) for n in (2, 8, 32)}
+    assert [round(one.single_steps / one.steps, 1) for one in found.values()] == [2.0, 7.3, 17.8]
+    assert budget(single.replace(workers=1000), 10_000, False).steps == 100
+    assert budget(single.replace(workers=8), 10_000, True).steps == 391
+
+
+def test_muons_weight_decay_sums_to_the_same_over_any_training():
+    for epochs in (2.0, 50.0):
+        base = Recipe(worker_batch=32, epochs=epochs, optimizer="adam", lr=0.002)
+        given = {"workers": 8}
+        total = budget(base.replace(**given), 10_000, False)
+        first = candidates(base, given, 10_000, total, ["muon"])[0].fields
+        assert first["weight_decay"] * first["lr"] * 0.5 * total.steps == pytest.approx(1.2, rel=0.01)
+
+
 def test_fixed_epochs_keep_the_samples_of_one_worker(scalewise):
     flags = ["--workers", 8, "--epochs", 2, "--epochs-fixed", "--processes", 1, "--json", "--quiet"]
     result = scalewise("train", "mlp", *flags).json
     assert result["epochs"] == pytest.approx(2.0, abs=0.1)
-    assert [value["field"] for value in result["derived"]] == ["lr_rule", "warmup_epochs", "threads"]
-    assert result["derived"][0]["value"] == "sqrt"
+    rule = scalewise("train", "mlp", *flags, "--search", 0).json
+    assert [value["field"] for value in rule["derived"]] == ["lr_rule", "warmup_epochs", "threads"]
+    assert rule["derived"][0]["value"] == "sqrt"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--search", "0.001"], ["--search 0.001", "a trial needs 8", "raise it to"]),
+        (["--search", "2"], ["from 0 to 1", "got 2"]),
+        (["--candidates", "muon,addam"], ["muon", "got 'addam'"]),
+    ],
+)
+def test_a_race_that_cannot_be_is_refused(scalewise_here, flags, words):
+    outcome = scalewise_here("train", "digits", "--workers", 8, "--processes", 1, *flags)
+    assert outcome.code == 2
+    for word in words:
+        assert word in outcome.stderr.replace("\n", " ")
 
 
 def test_fixed_epochs_and_adascale_contradict_each_other(scalewise_here):
@@ -115,7 +283,7 @@ def test_an_error_in_the_pilot_is_said_like_any_other(scalewise, tmp_path):
         "def task():\n    x = torch.rand(64, 3)\n"
         "    return sw.Task(model=lambda: nn.Linear(3, 2), train=(x, x), test=(x, x), loss=loss)\n"
     )
-    outcome = scalewise("train", "mine.py", "--workers", 2)
+    outcome = scalewise("train", "mine.py", "--workers", 2, "--search", 0)
     assert outcome.code == 1
     assert "ValueError: mine" in outcome.stderr
     assert "scalewise/" not in outcome.stderr

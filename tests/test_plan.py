@@ -15,7 +15,7 @@ import yaml
 
 from scalewise.errors import UsageError
 from scalewise.plan import hardware, model
-from scalewise.plan.assemble import Metric, assemble, missing
+from scalewise.plan.assemble import Metric, _compute, assemble, missing
 from scalewise.plan.document import Plan, Wish, choose, rows_with_ends
 from scalewise.plan.hardware import Hardware, Link, save_link
 from scalewise.plan.jobs import Job, command, job_file
@@ -584,3 +584,8 @@ def test_trained_runs_count_as_the_points_of_a_sweep_do(scalewise_here, recorded
     )
     ranges = [by_runs["inputs"][name] for name in ("critical_low", "critical_batch", "critical_high")]
     assert ends[0][1] < ranges[0] < ranges[1] == ends[0][0] < ranges[2] < ends[0][2]  # 80 % within 95 %
+
+
+def test_one_measured_worker_batch_gives_its_seconds_per_sample():
+    fixed, each, _ = _compute([(32, 1000.0)], 32)
+    assert (fixed, each) == (0.0, pytest.approx(1 / 1000))

@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 from scalewise.cli.flags import Device, Quiet, Reduce, Settings, ShardOptimizer, TaskName
 from scalewise.cli.inputs import OUTPUT, PLACEMENT, download, given_fields, leave_page, recipe_flags
-from scalewise.engine.candidates import DEFAULT_CANDIDATES
 from scalewise.engine.placement import CHECK_REPLICAS, DiskFull, ParallelName, Placement
 from scalewise.extras import check as check_extra
 from scalewise.present import live, terminal
@@ -39,7 +38,7 @@ def train(
     recipe: str = "auto",
     epochs_fixed: Annotated[bool, Parameter(negative=())] = False,
     search: float | None = None,
-    candidates: str = ",".join(DEFAULT_CANDIDATES),
+    candidates: str = "muon,own",
     data: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
     processes: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
     min_processes: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
@@ -62,7 +61,6 @@ def train(
 ) -> int:
     """Train a task with any number of workers.
 
-    scalewise train digits
     scalewise train digits --workers 8 --worker-batch 32 --processes 2
     scalewise train my_task.py --set width=64 --workers 4 --resume auto
 
@@ -101,7 +99,7 @@ def train(
         with preloaded(several) as fork_server:
             base = None if recipe in ("auto", "plain") else Path(recipe)
             mode: RecipeMode = "auto" if recipe == "auto" else "plain"
-            auto = Auto(epochs_fixed, search, [name.strip() for name in candidates.split(",")])
+            auto = Auto(epochs_fixed, search, candidates.replace(" ", "").split(","))
             how = base, given_fields(flags), mode, auto, placement
             stored = out, resume, checkpoint_steps, on_disk_full
             request = Request(load_task(task, set or [], data), *how, *stored, hang_timeout, STOP_SECONDS)
@@ -121,10 +119,10 @@ def _train(request: Request, trackers: list[TrackerName], json: bool, quiet: boo
     console = terminal.console(quiet)
     with started(request, lambda line: _printer(console)(line)) as run:
         training, names = run.training, trackers if run.leads else []
-        pace, done = training.pace, training.progress
-        view = live.TrainingView(quiet or not run.leads, training.planned_steps, pace.total, done.learned)
+        done, total = training.progress, training.pace.total
+        view = live.TrainingView(quiet or not run.leads, training.planned_steps, total, done.learned)
         console = view.console
-        for line in live.derived_lines(run.recipe.derived):
+        for line in live.derived_lines(run.recipe.derived, run.recipe.search):
             console.print(line)
         if training.validation is not None and training.task.validation is None:
             console.print(f"validation: {len(training.validation):,} training samples held out to select by")

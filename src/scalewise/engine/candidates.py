@@ -118,7 +118,7 @@ def _scaled(name: str, base: Recipe, given: Mapping[str, Any]) -> Candidate:
     """An optimizer by the rule that fits it."""
     own = base.replace(**given).optimizer == name
     fields: dict[str, Any] = {"optimizer": name} if not own or "optimizer" in given else {}
-    recipe = base.replace(**given, **fields)
+    recipe = base.replace(**{**given, **fields})
     rule = fitting_rule(recipe)
     fields["lr_rule"] = rule
     law = "grows with the root of the batch" if rule == "sqrt" else "grows with the batch"

@@ -281,7 +281,7 @@ def _compute(rates: Sequence[tuple[int, float]], worker_batch: int) -> tuple[flo
     design = np.stack([1 / seconds, batches / seconds], axis=1)
     (fixed, each), *_ = np.linalg.lstsq(design, np.ones(len(seconds)), rcond=None)
     if fixed < 0 or len(set(batches)) < 2:
-        fixed, each = 0.0, 1 / np.mean(1 / design[:, 1])
+        fixed, each = 0.0, 1 / np.mean(design[:, 1])
     elif each < 0:
         fixed, each = 1 / np.mean(design[:, 0]), 0.0
     errors = design @ np.array([fixed, each]) - 1

@@ -21,7 +21,7 @@ from rich.progress import (
 from scalewise.present.stored import Stored
 from scalewise.present.terminal import console, show
 from scalewise.present.words import metric, metrics, number, spelled
-from scalewise.recipe import Derived
+from scalewise.recipe import Derived, Search
 from scalewise.records import Epoch, Record, Step
 from scalewise.runs.request import Notice
 
@@ -146,8 +146,15 @@ class TrainingView:
         return f"{shown}  LR {number(record.lr)}{speed}"
 
 
-def derived_lines(derived: Iterable[Derived]) -> Iterator[str]:
-    """Each value that nobody gave, with its reason."""
+def derived_lines(derived: Iterable[Derived], search: Search | None = None) -> Iterator[str]:
+    """The trials of auto's race, then each value that nobody gave, with its reason."""
+    trials = search.trials if search is not None else ()
+    best = min((trial.loss for trial in trials if trial.loss is not None), default=None)
+    for trial in trials:
+        verdict = "diverged" if trial.loss is None else f"held-out loss {number(trial.loss)}"
+        chosen = "[green]chosen[/green]" if trial.loss is not None and trial.loss == best else "dropped"
+        rate = f"LR {number(trial.lr)}"
+        yield f"[dim]race[/dim]  {trial.name:9} {rate:11} {trial.steps} steps  {verdict:21} {chosen}"
     for value in derived:
         shown = str(value.value) if isinstance(value.value, str | bool) else number(value.value)
         yield f"[dim]auto[/dim]  {value.field} = [bold]{shown}[/bold]  [dim]{escape(value.reason)}[/dim]"
