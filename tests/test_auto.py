@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import scalewise as sw
-from scalewise.engine.auto import Auto, complete
+from scalewise.engine.auto import MOST_TRIAL_STEPS, Auto, _trial_steps, complete
 from scalewise.engine.candidates import budget, candidates
 from scalewise.engine.placement import Placement
 from scalewise.recipe import Recipe, Search, adapts, resolve
@@ -288,3 +288,9 @@ def test_an_error_in_the_pilot_is_said_like_any_other(scalewise, tmp_path):
     assert "ValueError: mine" in outcome.stderr
     assert "scalewise/" not in outcome.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_trial_is_short_however_long_the_training():
+    base = Recipe(worker_batch=32, epochs=1e6)
+    total = budget(base.replace(workers=8), 10_000, False)
+    assert _trial_steps(3, total, Auto()) == MOST_TRIAL_STEPS

@@ -31,7 +31,7 @@ LEAST_STEPS, MOST_STEPS = 16, 60  # of the pilot
 PILOT_SHARE = 0.1  # of the single-worker budget, between those
 MOST_WORKERS = 8  # of the pilot: the noise scale does not depend on how many measure it
 SEARCH_SHARE = 0.03  # of the single worker's steps, for the whole race
-LEAST_TRIAL_STEPS = 8
+LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS = 8, 100  # longer ones still rank no rates for a whole run
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _trial_steps(count: int, total: Budget, how: Auto) -> int:
     share = SEARCH_SHARE if how.search is None else how.search
     steps = int(share * total.single_steps) // count
     if steps >= LEAST_TRIAL_STEPS:
-        return 0 if count == 1 else min(steps, total.steps)
+        return 0 if count == 1 else min(steps, MOST_TRIAL_STEPS, total.steps)
     if how.search is not None and count > 1:
         least = math.ceil(count * LEAST_TRIAL_STEPS / total.single_steps * 1000) / 1000
         raise RecipeError(
