@@ -20,7 +20,7 @@ from test_resume import start, wait_for
 KEYS = {
     "run", "task", "workers", "processes", "threads", "worker_batch", "global_batch", "steps", "epochs", "samples",
     "optimizer", "lr", "train", "validation", "test", "seconds", "samples_per_second", "exact", "weights_sha256",
-    "noise_scale", "derived",
+    "noise_scale", "derived", "search",
 }  # fmt: skip
 
 
