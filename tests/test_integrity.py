@@ -245,7 +245,8 @@ def test_a_flipped_number_in_the_recipe_is_seen(good, tmp_path, scalewise_here):
         ({"task": 5}, "task: "),
         ({"settings": ["a=1", 7]}, "settings.1: "),
         ({"derived": [{"field": {}, "value": [], "reason": 0}]}, "derived.0.field: "),
-        ({"pilot": {"steps": 1}}, "pilot.noise_scale: "),
+        ({"search": {"steps": 1}}, "search.samples: "),
+        ({"pilot": {"steps": 1}}, "search.samples: "),  # its name before auto raced
         ({"recipe": {"lr": "high"}}, "recipe: lr must be"),
     ],
 )
