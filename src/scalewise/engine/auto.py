@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from scalewise.engine.candidates import DEFAULT_CANDIDATES, OWN, Budget, Candidate, budget, candidates, check_names
+from scalewise.engine.candidates import DEFAULT_CANDIDATES, Budget, Candidate, budget, candidates, check_names
 from scalewise.engine.data import streams
 from scalewise.engine.data.samples import held_out_samples, open_samples
 from scalewise.engine.loop import Training
@@ -98,12 +98,11 @@ def complete(
         )
     if mode == "plain" or not adapts(wanted):
         return *resolve(base, given, mode, available_cores(), samples), None
-    if how.search == 0:
+    if how.search == 0 or not _races(task, given, placement, how):
         pilot = None if how.epochs_fixed else known or measure(task, wanted, samples, placement, hold_out, alone)
         return *resolve(base, given, mode, available_cores(), samples, pilot), pilot
     total = budget(wanted, samples, how.epochs_fixed)
-    names = how.names if _takes_muon(task, placement) else [name for name in how.names if name != "muon"] or [OWN]
-    entries = candidates(base, given, samples, total, names)
+    entries = candidates(base, given, samples, total, how.names)
     steps = _trial_steps(len(entries), total, how)
     if not steps:
         return *_applied(base, given, entries[0], total, ""), None
@@ -122,8 +121,15 @@ def complete(
     return *_applied(base, given, entries[winner], total, _verdict(trials, winner)), found
 
 
-def _takes_muon(task: Task, placement: Placement) -> bool:
-    """Whether the model has matrices, and every process has them whole."""
+def _races(task: Task, given: dict[str, Any], placement: Placement, how: Auto) -> bool:
+    """Whether Muon may run: no other optimizer was asked for, the model has matrices, every process has them whole.
+
+    Without it AdaScale keeps one worker's accuracy; a fixed rule in so few steps does not.
+    """
+    if given.get("optimizer", "muon") != "muon" or ("lr" in given and "optimizer" not in given):
+        return False
+    if "muon" not in how.names:
+        return True  # candidates that somebody named
     if placement.shard_optimizer or placement.parallel in ("fsdp", "tensor"):
         return False
     with streams.undisturbed():

@@ -16,12 +16,12 @@ from scalewise.recipe import Derived, OptimizerName, Recipe, fitting_lr, fitting
 
 OWN = "own"
 DEFAULT_CANDIDATES = ("muon", OWN)
-GROWTH_FACTOR, GROWTH_POWER = 0.526, 0.355  # samples of N workers, of one worker's: 1.1 times at 8, 1.8 times at 32
+GROWTH = 0.39  # samples of N workers are this times √N those of one: 1.1 times at 8, 2.2 times at 32
 LEAST_STEPS = 100  # fewer updates do not suffice, however large the global batch
 MUON_LR, MUON_STEPS = 0.05, 200  # its rate for trainings of that length; it falls with the root of the steps
 MUON_RATES = 0.01, 0.1
 MUON_MOMENTUM = 0.9  # 0.95 averages over too many of so few steps
-MUON_DECAY = 1.2  # the sum of rate × weight decay over a training: what the weights began with ends as 30 %
+MUON_DECAY = 0.3  # the sum of rate × weight decay over a training: what the weights began with ends as 74 %
 GENTLER = 2.5  # a second rate, for a task on which the first one is unstable
 WARMUP_SHARE = 0.1
 MEAN_RATE = {"constant": 1.0, "cosine": 0.5, "linear": 0.5, "step": 0.53}  # over a training, of the peak
@@ -56,10 +56,10 @@ def budget(recipe: Recipe, samples: int, epochs_fixed: bool) -> Budget:
     than 100 steps, unless one worker takes fewer.
 
     >>> budget(Recipe(workers=8, worker_batch=32, epochs=6.0), samples=10_000, epochs_fixed=False)
-    Budget(steps=258, samples=66048, single_steps=1875)
+    Budget(steps=259, samples=66304, single_steps=1875)
     """
     single = max(1, round(recipe.epochs * samples / recipe.worker_batch))
-    factor = 1.0 if epochs_fixed else max(1.0, GROWTH_FACTOR * recipe.workers**GROWTH_POWER)
+    factor = 1.0 if epochs_fixed else max(1.0, GROWTH * math.sqrt(recipe.workers))
     steps = max(1, round(single * factor / recipe.workers))
     if not epochs_fixed:
         steps = max(steps, min(single, LEAST_STEPS))
@@ -147,7 +147,7 @@ def _with_course(
     if candidate.name == "muon":
         mean = float(fields.get("lr", workers.lr)) * MEAN_RATE[str(fields.get("schedule", workers.schedule))]
         fields["weight_decay"] = _round(MUON_DECAY / (mean * total.steps))
-        reasons["weight_decay"] = f"{MUON_DECAY:g} ÷ the sum of all rates: holds many epochs back from overfitting"
+        reasons["weight_decay"] = f"{MUON_DECAY:g} ÷ the sum of all rates: holds overfitting back"
     return Candidate(
         candidate.name,
         {name: value for name, value in fields.items() if name == "epochs" or name not in given},
