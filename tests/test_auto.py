@@ -16,7 +16,7 @@ from scalewise.engine.placement import Placement
 from scalewise.recipe import Recipe, Search, adapts, resolve
 
 PILOT = Search(noise_scale=128.0, steps=16, samples=4096, seconds=1.0)
-NO_RACE = Auto(search=0.0)
+NO_RACE, RACE = Auto(), Auto(search=0.03)
 TASK = """
 import torch
 from torch import nn
@@ -109,7 +109,7 @@ def steps_of(folder):
 
 
 def test_without_a_race_auto_follows_the_noise_and_names_its_pilot(scalewise, tmp_path):
-    flags = ["--workers", 8, "--epochs", 4, "--search", 0, "--processes", 1, "--json"]
+    flags = ["--workers", 8, "--epochs", 4, "--processes", 1, "--json"]
     single = scalewise("train", "mlp", "--epochs", 4, "--json", "--quiet").json
     outcome = scalewise("train", "mlp", *flags, "--out", "run", "--checkpoint-steps", 10)
     result = outcome.json
@@ -129,7 +129,17 @@ def test_a_race_reaches_one_workers_accuracy_in_a_fifth_of_the_steps(scalewise, 
     single = scalewise("train", race_task, "--threads", 1, "--json", "--quiet").json
     runs = {
         processes: scalewise(
-            "train", race_task, "--workers", 8, "--processes", processes, "--out", f"run-{processes}", "--json"
+            "train",
+            race_task,
+            "--workers",
+            8,
+            "--processes",
+            processes,
+            "--search",
+            0.03,
+            "--out",
+            f"run-{processes}",
+            "--json",
         )
         for processes in (1, 2, 3)
     }
@@ -150,13 +160,13 @@ def test_a_race_reaches_one_workers_accuracy_in_a_fifth_of_the_steps(scalewise, 
     assert not [*tmp_path.glob("*.race.json")]
 
 
-@pytest.mark.parametrize("flags", [["--search", "0.05"], ["--candidates", "own,lamb,adamw"]])
+@pytest.mark.parametrize("flags", [["--search", "0.05"], ["--search", "0.05", "--candidates", "own,lamb,adamw"]])
 def test_what_the_race_chooses_among_can_be_set(scalewise, race_task, flags):
     assert scalewise("train", race_task, "--workers", 8, *flags, "--epochs", 2, "--processes", 1, "--json").code == 0
 
 
 def test_given_fields_win(scalewise, race_task):
-    flags = ["--workers", 8, "--processes", 1, "--epochs", 2, "--json", "--quiet"]
+    flags = ["--workers", 8, "--processes", 1, "--epochs", 2, "--search", 0.05, "--json", "--quiet"]
     adam = scalewise("train", race_task, *flags, "--optimizer", "adam").json
     assert (adam["optimizer"], adam["derived"][1]["value"]) == ("adam", "adascale")
     rate = scalewise("train", race_task, *flags, "--lr", "0.02").json
@@ -169,7 +179,7 @@ def test_a_stopped_race_continues_with_what_it_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(TASK)
     task, recipe = sw.load_task("mine.py"), sw.Recipe(workers=8)
-    whole = sw.fit(task, recipe, folder="whole")
+    whole = sw.fit(task, recipe, folder="whole", search=0.03)
     import scalewise.engine.auto as auto
 
     run, ran = auto._Race.run, []
@@ -182,9 +192,9 @@ def test_a_stopped_race_continues_with_what_it_found(tmp_path, monkeypatch):
 
     monkeypatch.setattr(auto._Race, "run", stops_after_one)
     with pytest.raises(KeyboardInterrupt):
-        sw.fit(task, recipe, folder="stopped")
+        sw.fit(task, recipe, folder="stopped", search=0.03)
     assert (tmp_path / "stopped.race.json").is_file()
-    resumed = sw.fit(task, recipe, folder="stopped")
+    resumed = sw.fit(task, recipe, folder="stopped", search=0.03)
     assert len(ran) == 4  # the first trial was not run again
     assert resumed.weights_sha256 == whole.weights_sha256
     assert not (tmp_path / "stopped.race.json").exists()
@@ -200,7 +210,7 @@ def test_a_candidate_that_diverges_is_dropped():
         loss=F.mse_loss,
         recipe=Recipe(worker_batch=8, epochs=4.0, optimizer="sgd", lr=0.1, threads=1),
     )
-    recipe, _, search = complete(task, task.recipe, {"workers": 8}, "auto", Placement("cpu"))
+    recipe, _, search = complete(task, task.recipe, {"workers": 8}, "auto", Placement("cpu"), RACE)
     losses = {trial.name: trial.loss for trial in search.trials}
     assert losses["sgd"] is None
     assert recipe.optimizer == "muon"
@@ -214,13 +224,13 @@ def test_a_model_without_matrices_keeps_its_optimizer():
         loss=F.mse_loss,
         recipe=Recipe(worker_batch=8, epochs=2.0, threads=1),
     )
-    recipe, _, search = complete(task, task.recipe, {"workers": 4}, "auto", Placement("cpu"))
+    recipe, _, search = complete(task, task.recipe, {"workers": 4}, "auto", Placement("cpu"), RACE)
     assert (recipe.optimizer, recipe.lr_rule, search.trials) == ("momentum", "adascale", ())
 
 
 def test_sharded_matrices_leave_muon_out():
     task = sw.load_task("mlp")
-    recipe, _, _ = complete(task, task.recipe, {"workers": 4}, "auto", Placement("cpu", shard_optimizer=True))
+    recipe, _, _ = complete(task, task.recipe, {"workers": 4}, "auto", Placement("cpu", shard_optimizer=True), RACE)
     assert recipe.optimizer == task.recipe.optimizer
 
 
@@ -245,9 +255,8 @@ def test_fixed_epochs_keep_the_samples_of_one_worker(scalewise):
     flags = ["--workers", 8, "--epochs", 2, "--epochs-fixed", "--processes", 1, "--json", "--quiet"]
     result = scalewise("train", "mlp", *flags).json
     assert result["epochs"] == pytest.approx(2.0, abs=0.1)
-    rule = scalewise("train", "mlp", *flags, "--search", 0).json
-    assert [value["field"] for value in rule["derived"]] == ["lr_rule", "warmup_epochs", "threads"]
-    assert rule["derived"][0]["value"] == "sqrt"
+    assert [value["field"] for value in result["derived"]] == ["lr_rule", "warmup_epochs", "threads"]
+    assert result["derived"][0]["value"] == "sqrt"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +264,7 @@ def test_fixed_epochs_keep_the_samples_of_one_worker(scalewise):
     [
         (["--search", "0.001"], ["--search 0.001", "a trial needs 8", "raise it to"]),
         (["--search", "2"], ["from 0 to 1", "got 2"]),
-        (["--candidates", "muon,addam"], ["muon", "got 'addam'"]),
+        (["--search", "0.1", "--candidates", "muon,addam"], ["muon", "got 'addam'"]),
     ],
 )
 def test_a_race_that_cannot_be_is_refused(scalewise_here, flags, words):
@@ -283,7 +292,7 @@ def test_an_error_in_the_pilot_is_said_like_any_other(scalewise, tmp_path):
         "def task():\n    x = torch.rand(64, 3)\n"
         "    return sw.Task(model=lambda: nn.Linear(3, 2), train=(x, x), test=(x, x), loss=loss)\n"
     )
-    outcome = scalewise("train", "mine.py", "--workers", 2, "--search", 0)
+    outcome = scalewise("train", "mine.py", "--workers", 2)
     assert outcome.code == 1
     assert "ValueError: mine" in outcome.stderr
     assert "scalewise/" not in outcome.stderr
@@ -293,4 +302,4 @@ def test_an_error_in_the_pilot_is_said_like_any_other(scalewise, tmp_path):
 def test_a_trial_is_short_however_long_the_training():
     base = Recipe(worker_batch=32, epochs=1e6)
     total = budget(base.replace(workers=8), 10_000, False)
-    assert _trial_steps(3, total, Auto()) == MOST_TRIAL_STEPS
+    assert _trial_steps(3, total, RACE) == MOST_TRIAL_STEPS

@@ -1,7 +1,7 @@
 """The recipe of a run: what was given, and what auto derives before step 0.
 
-With several workers auto races candidates (candidates.py): each trains for a few steps, and the lowest loss on held-out
-data wins. Without a race (`search` 0) it measures the noise scale in a pilot and follows it with AdaScale. Both depend
+With several workers auto measures the noise scale in a short pilot and follows it with AdaScale. With `search` it races
+candidates instead (candidates.py): each trains for a few steps, and the lowest loss on held-out data wins. Both depend
 on task, recipe and seed alone, never on timing, so every process and every machine of one kind derives the same.
 """
 
@@ -30,7 +30,6 @@ from scalewise.tasks.task import Task
 LEAST_STEPS, MOST_STEPS = 16, 60  # of the pilot
 PILOT_SHARE = 0.1  # of the single-worker budget, between those
 MOST_WORKERS = 8  # of the pilot: the noise scale does not depend on how many measure it
-SEARCH_SHARE = 0.03  # of the single worker's steps, for the whole race
 LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS = 8, 100  # longer ones still rank no rates for a whole run
 
 
@@ -40,17 +39,17 @@ class Auto:
 
     Arguments:
         epochs_fixed: whether it must keep to the single worker's number of samples.
-        search: steps of the race, as a share of the single worker's; 0 for no race: AdaScale. None for the default.
+        search: steps of the race, as a share of the single worker's; 0 for no race: AdaScale.
         names: candidates: optimizers, or `own`.
     """
 
     epochs_fixed: bool = False
-    search: float | None = None
+    search: float = 0.0
     names: Sequence[str] = DEFAULT_CANDIDATES
 
     def __post_init__(self) -> None:
         check_names(self.names)
-        if self.search is not None and not 0 <= self.search <= 1:
+        if not 0 <= self.search <= 1:
             raise RecipeError(
                 f"search must be a share of one worker's steps from 0 to 1, got {self.search}; change --search"
             )
@@ -138,18 +137,17 @@ def _races(task: Task, given: dict[str, Any], placement: Placement, how: Auto) -
 
 
 def _trial_steps(count: int, total: Budget, how: Auto) -> int:
-    """Steps of each trial; 0 where one candidate, or too small a budget, leaves nothing to race."""
-    share = SEARCH_SHARE if how.search is None else how.search
-    steps = int(share * total.single_steps) // count
-    if steps >= LEAST_TRIAL_STEPS:
-        return 0 if count == 1 else min(steps, MOST_TRIAL_STEPS, total.steps)
-    if how.search is not None and count > 1:
+    """Steps of each trial; 0 where one candidate has nobody to race."""
+    steps = int(how.search * total.single_steps) // count
+    if count == 1:
+        return 0
+    if steps < LEAST_TRIAL_STEPS:
         least = math.ceil(count * LEAST_TRIAL_STEPS / total.single_steps * 1000) / 1000
         raise RecipeError(
             f"--search {how.search:g} gives each of {count} candidates {steps} of one worker's {total.single_steps:,} "
             f"steps, and a trial needs {LEAST_TRIAL_STEPS}; raise it to {least:g}, or drop it"
         )
-    return 0
+    return min(steps, MOST_TRIAL_STEPS, total.steps)
 
 
 def _rank(trial: Trial) -> float:

@@ -66,7 +66,7 @@ class Plan:
 
     def _row(self, place: int) -> dict[str, Any]:
         row = self.rows[place]
-        rule = "none" if row.workers == 1 else "adascale"  # that train --search 0 follows
+        rule = "none" if row.workers == 1 else "adascale"  # that auto trains with
         found = asdict(row) | {"rule": rule, "warmup_epochs": self.recipe.warmup_epochs}
         for name in INTERVALS:
             found[f"{name}_low"], found[f"{name}_high"] = self.interval(place, name)

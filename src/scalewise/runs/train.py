@@ -112,7 +112,7 @@ def fit(
     resume: str | Path | None = None,
     mode: RecipeMode = "auto",
     epochs_fixed: bool = False,
-    search: float | None = None,
+    search: float = 0.0,
     candidates: Sequence[str] = DEFAULT_CANDIDATES,
     checkpoint_steps: int | None = None,
     on_disk_full: DiskFull = "stop",
@@ -142,7 +142,7 @@ def fit(
         resume: a run folder to continue in, or `auto` for `folder`, else the newest one of this task, if it exists.
         mode: `auto` derives what was not set when there are several workers, `plain` trains the recipe as it is.
         epochs_fixed: keep auto to the number of samples of a single worker, at the price of accuracy.
-        search: steps of auto's race, as a share of one worker's (default 0.03); 0 follows the noise with AdaScale.
+        search: steps of auto's race, as a share of one worker's, such as 0.05; 0 follows the noise with AdaScale.
         candidates: optimizers that auto races, or `own` for the task's.
         checkpoint_steps: steps from checkpoint to checkpoint, besides one at the end of every epoch.
         on_disk_full: stop when a checkpoint does not fit on the disk, or continue and try again at the next one.
