@@ -508,6 +508,8 @@ def test_norms_of_long_vectors_are_accurate():
         (lambda weights: sw.optim.LARS(weights, weight_decay=-0.1), "weight_decay"),
         (lambda weights: sw.optim.LARS(weights, momentum=1.0), "momentum"),
         (lambda weights: sw.optim.LARS(weights, trust_coefficient=0.0), "trust_coefficient"),
+        (lambda weights: sw.optim.SOAP(weights, every=0), "every must be at least 1 step, got 0"),
+        (lambda weights: sw.optim.ScheduleFree(weights, betas=(0.0, 0.9)), "above 0 and below 1, got 0.0"),
     ],
 )
 def test_options_that_cannot_be(make, words):
@@ -529,7 +531,7 @@ def test_lars_without_momentum_by_hand(path):
     torch.testing.assert_close(vector.detach(), torch.tensor([0.0, 3.0]))  # plain steps without decay
 
 
-@pytest.mark.parametrize("make", [sw.optim.LAMB, sw.optim.Muon])
+@pytest.mark.parametrize("make", [sw.optim.LAMB, sw.optim.Muon, sw.optim.SOAP, sw.optim.ScheduleFree])
 def test_half_precision_weights_are_refused(make):
     weight = torch.ones(2, 2, dtype=torch.float16, requires_grad=True)
     weight.sum().backward()
@@ -614,11 +616,197 @@ def test_muon_leaves_matrices_to_adamw_where_asked():
     ]
 
 
+def soap_steps(start: torch.Tensor, gradients: list[torch.Tensor], **options: float) -> torch.Tensor:
+    weight = start.clone().requires_grad_()
+    optimizer = sw.optim.SOAP([weight], lr=0.1, betas=(0.9, 0.95), **options)
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        optimizer.step()
+    return weight.detach()
+
+
+def rotation(size: int, seed: int) -> torch.Tensor:
+    return torch.linalg.qr(torch.randn(size, size, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))).Q
+
+
+def some_gradients(count: int, *shape: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, dtype=DOUBLE, generator=generator) for _ in range(count)]
+
+
+def test_soap_in_its_own_coordinates_is_adamw():
+    start, *gradients = some_gradients(9, 5, 3)
+    found = soap_steps(start, gradients, largest=2, weight_decay=0.1)  # both sides are longer
+    weight = start.clone().requires_grad_()
+    twin = torch.optim.AdamW([weight], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
+    for gradient in gradients:
+        weight.grad = gradient
+        twin.step()
+    torch.testing.assert_close(found, weight.detach())
+
+
+def test_soap_on_a_rotated_quadratic_is_adam_on_the_plain_one():
+    """½·Σhᵢ·mᵢ² of the diagonal matrix M, which SOAP sees as L·M·Rᵀ and finds L and R in the first gradient."""
+    curvatures, left, right = torch.tensor([9.0, 1.0, 0.1], dtype=DOUBLE), rotation(3, 1), rotation(3, 2)
+    plain = torch.tensor([1.0, -2.0, 3.0], dtype=DOUBLE, requires_grad=True)
+    turned = (left @ plain.detach().diag() @ right.T).requires_grad_()
+    adam = torch.optim.Adam([plain], lr=0.1, betas=(0.9, 0.95))
+    soap = sw.optim.SOAP([turned], lr=0.1, betas=(0.9, 0.95), every=3)
+    for step in range(41):
+        seen = (left.T @ turned.detach() @ right).diag()
+        turned.grad = left @ (curvatures * seen).diag() @ right.T
+        soap.step()
+        if step:  # the first gradient gives SOAP its basis
+            plain.grad = curvatures * plain.detach()
+            adam.step()
+    torch.testing.assert_close(left.T @ turned.detach() @ right, plain.detach().diag(), rtol=1e-6, atol=1e-6)
+    assert plain.detach().abs().max() < 1.0
+
+
+@pytest.mark.parametrize(("rows", "largest", "sides"), [(4, 9, ("left", "right")), (6, 4, ("right",))])
+def test_soap_follows_a_rotation_of_the_sides_that_it_turns(rows, largest, sides):
+    start, *gradients = some_gradients(26, rows, 4)
+    left, right = rotation(rows, 1) if "left" in sides else torch.eye(rows, dtype=DOUBLE), rotation(4, 2)
+    found = soap_steps(left @ start @ right.T, [left @ g @ right.T for g in gradients], largest=largest, every=4)
+    torch.testing.assert_close(found, left @ soap_steps(start, gradients, largest=largest, every=4) @ right.T)
+    optimizer = sw.optim.SOAP([start.requires_grad_()], largest=largest)
+    start.grad = gradients[0]
+    optimizer.step()
+    assert {name for name in optimizer.state[start] if name.endswith("_basis")} == {f"{side}_basis" for side in sides}
+
+
+def test_soap_does_not_depend_on_the_scale_of_gradients():
+    start, *gradients = some_gradients(16, 4, 5)
+    found = soap_steps(start, [1000 * gradient for gradient in gradients], every=2)
+    torch.testing.assert_close(found, soap_steps(start, gradients, every=2), rtol=1e-5, atol=1e-6)
+
+
+def test_soap_treats_a_kernel_as_the_matrix_from_inputs_to_outputs():
+    start, *gradients = some_gradients(8, 8, 3, 2, 2)
+    kernel = soap_steps(start, gradients, every=2)
+    matrix = soap_steps(start.flatten(1), [gradient.flatten(1) for gradient in gradients], every=2)
+    assert torch.equal(kernel.flatten(1), matrix)
+    assert (kernel - start).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+def test_soap_takes_round_off_for_no_reason_to_move(scale):
+    """Inputs that are always 0, and the sum over outputs below a softmax, have no gradient in any basis."""
+    generator, weight = torch.Generator().manual_seed(0), torch.zeros(10, 40, requires_grad=True)
+    optimizer = sw.optim.SOAP([weight], lr=0.01)
+    for _ in range(40):
+        errors, inputs = torch.randn(2, 64, 40, generator=generator).unbind()
+        inputs[:, :8] = 0
+        weight.grad = scale * (errors[:, :10] - errors[:, :10].mean(1, keepdim=True)).T @ inputs
+        optimizer.step()
+    moved = weight.detach()
+    assert moved[:, :8].abs().mean() < 1e-3 * moved[:, 8:].abs().mean()
+    assert moved.sum(0).norm() < 0.02 * moved.norm()
+
+
+def test_soap_keeps_an_orthogonal_basis_near_the_eigenvectors():
+    mix, weight = rotation(5, 3) @ torch.diag(torch.tensor([8.0, 4.0, 2.0, 1.0, 0.5])).double(), torch.zeros(5, 40)
+    weight = weight.double().requires_grad_()
+    optimizer = sw.optim.SOAP([weight], betas=(0.9, 0.95), every=1)
+    for gradient in some_gradients(60, 5, 40):
+        weight.grad = mix @ gradient
+        optimizer.step()
+    state = optimizer.state[weight]
+    basis = state["left_basis"]
+    torch.testing.assert_close(basis.T @ basis, torch.eye(5, dtype=DOUBLE), atol=1e-10, rtol=0)
+    seen = basis.T @ state["left"] @ basis
+    assert (seen - seen.diag().diag()).norm() < 0.05 * seen.norm()
+    assert seen.diag().diff().max() < 0  # from the largest down
+
+
+def test_soap_refuses_weights_without_room_for_a_basis():
+    weight = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
+    weight.sum().backward()
+    with pytest.raises(RecipeError, match=r"got bfloat16, .* torch\.autocast"):
+        sw.optim.SOAP([weight]).step()
+
+
+@pytest.mark.parametrize("make", [sw.optim.SOAP, sw.optim.ScheduleFree])
+def test_vectors_and_embeddings_do_not_decay(make):
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 2), nn.LayerNorm(2))
+    optimizer = make(make.groups(model), lr=0.1, weight_decay=0.5)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(2):  # SOAP's first step only finds a basis
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    moved = [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
+    assert moved == [False, True, False, False, False]
+
+
+def test_schedule_free_by_hand():
+    """Rate 0.1, β = (0.5, 0), so that the direction is the sign of the gradient; the second step at rate 0.2.
+
+    z: 1 → 0.9 → 0.7. c: 1, then 0.04 ÷ (0.01 + 0.04) = 0.8. x: 0.9 → 0.2·0.9 + 0.8·0.7 = 0.74. y: 0.9 → 0.72.
+    """
+    weight = torch.tensor([1.0], dtype=DOUBLE, requires_grad=True)
+    optimizer = sw.optim.ScheduleFree([weight], lr=0.1, betas=(0.5, 0.0))
+    found = []
+    for lr in (0.1, 0.2):
+        optimizer.param_groups[0]["lr"] = lr
+        weight.grad = torch.tensor([3.0], dtype=DOUBLE)
+        optimizer.step()
+        found.append(weight.item())
+        optimizer.eval()
+        found.append(weight.item())
+        optimizer.train()
+    assert found == pytest.approx([0.9, 0.9, 0.72, 0.74], abs=1e-8)
+    assert optimizer.state[weight]["z"].item() == pytest.approx(0.7, abs=1e-8)
+
+
+def test_schedule_free_is_the_recursion_of_three_sequences():
+    """z, x and y as the paper writes them, with AdamW's step, decay at y, a warm-up and a rate that falls."""
+    rates = [0.02, 0.06, 0.1, 0.1, 0.1, 0.05, 0.02]
+    start, *gradients = some_gradients(1 + len(rates), 4, 3)
+    beta1, beta2, eps, decay = 0.9, 0.95, 1e-8, 0.1
+    weight = start.clone().requires_grad_()
+    optimizer = sw.optim.ScheduleFree([weight], betas=(beta1, beta2), eps=eps, weight_decay=decay)
+    z, x, y, v, total = start.clone(), start.clone(), start.clone(), torch.zeros_like(start), 0.0
+    for step, (rate, noise) in enumerate(zip(rates, gradients, strict=True), 1):
+        y = (1 - beta1) * z + beta1 * x
+        gradient = 2 * y + noise
+        v = beta2 * v + (1 - beta2) * gradient**2
+        z = z - rate * (gradient / ((v / (1 - beta2**step)).sqrt() + eps) + decay * y)
+        total += max(rates[:step]) ** 2
+        x = x + max(rates[:step]) ** 2 / total * (z - x)
+        weight.grad = 2 * weight.detach() + noise
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), (1 - beta1) * z + beta1 * x)
+    optimizer.eval()
+    torch.testing.assert_close(weight.detach(), x)
+
+
+def test_schedule_free_evaluates_without_a_trace():
+    undisturbed, looked_at = Problem("schedule-free"), Problem("schedule-free")
+    undisturbed.run(5)
+    for step in range(5):
+        looked_at.optimizer.train()
+        looked_at.run(1)
+        before = looked_at.weights()
+        looked_at.optimizer.eval()
+        looked_at.optimizer.eval()  # no-op
+        assert not torch.equal(looked_at.weights(), before) or step == 0
+    with pytest.raises(RecipeError, match="call train"):
+        looked_at.optimizer.step()
+    stored = copy.deepcopy((looked_at.model.state_dict(), looked_at.optimizer.state_dict()))
+    resumed = Problem("schedule-free")
+    resumed.model.load_state_dict(stored[0])
+    resumed.optimizer.load_state_dict(stored[1])
+    resumed.optimizer.train()
+    assert torch.equal(resumed.weights(), undisturbed.weights())
+
+
 def test_fully_sharded_parameters_on_two_processes(tmp_path):
     outcome = together(tmp_path, 2, JOB)
     assert outcome.code == 0, outcome.stderr[-4000:]
     found = json.loads(outcome.stdout.splitlines()[-1])
-    assert found.keys() == {"LARS", "LARS, all", "LAMB", "LAMB, all", "Muon"}
+    assert found.keys() == {"LARS", "LARS, all", "LAMB", "LAMB, all", "Muon", "SOAP", "ScheduleFree"}
     for name, run in found.items():
         assert run["moved"] > 0.01, name
         assert run["difference"] < 1e-5 * run["moved"], name

@@ -1,8 +1,9 @@
-"""Optimizers: LARS, LAMB and Muon for anyone's loop, and all of them by name.
+"""Optimizers: LARS, LAMB, Muon, SOAP and Schedule-Free for anyone's loop, and all of them by name.
 
 The table holds functions from parameters and recipe to a torch optimizer. The engine does the same on its flat weights
 (engine/update).
-May import: recipe, records, errors, files, extras. Public: `LARS`, `LAMB`, `Muon`, `OPTIMIZERS`, `Builder`.
+May import: recipe, records, errors, files, extras. Public: `LARS`, `LAMB`, `Muon`, `SOAP`,
+`ScheduleFree`, `OPTIMIZERS`, `Builder`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from torch.optim import Optimizer
 from scalewise.optim.lamb import LAMB
 from scalewise.optim.lars import LARS
 from scalewise.optim.muon import Muon
+from scalewise.optim.schedule_free import ScheduleFree
+from scalewise.optim.soap import SOAP
 from scalewise.recipe import OptimizerName, Recipe
 
-__all__ = ["LAMB", "LARS", "OPTIMIZERS", "Builder", "Muon"]
+__all__ = ["LAMB", "LARS", "OPTIMIZERS", "SOAP", "Builder", "Muon", "ScheduleFree"]
 
 Builder = Callable[[Any, Recipe], Optimizer]  # parameters, or groups of them
 
@@ -73,6 +76,16 @@ def muon(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
     return Muon(parameters, **_moments(recipe), momentum=recipe.momentum)
 
 
+def soap(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
+    """Adam in Shampoo's eigenbasis for matrices (Vyas et al. 2024), AdamW for the rest."""
+    return SOAP(parameters, **_moments(recipe))
+
+
+def schedule_free(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
+    """AdamW whose mean over all steps is the model (Defazio et al. 2024)."""
+    return ScheduleFree(parameters, **_moments(recipe))
+
+
 OPTIMIZERS: dict[OptimizerName, Builder] = {
     "sgd": sgd,
     "momentum": momentum,
@@ -82,4 +95,6 @@ OPTIMIZERS: dict[OptimizerName, Builder] = {
     "lars": lars,
     "lamb": lamb,
     "muon": muon,
+    "soap": soap,
+    "schedule-free": schedule_free,
 }

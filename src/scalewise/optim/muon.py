@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -60,71 +61,58 @@ def matrix_names(model: nn.Module) -> frozenset[str]:
     )
 
 
-class Muon(Optimizer):
-    """Muon (Jordan et al. 2024) for matrices and convolution kernels, AdamW for everything else.
+def matrices_and_rest(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """The trainable parameters of a model: those of `matrix_names`, and the others."""
+    names = matrix_names(model)
+    parts: dict[bool, list[Tensor]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parts[name in names].append(parameter)
+    return parts[True], parts[False]
 
-    Muon turns the momentum of a matrix into the nearest orthogonal matrix: every direction moves by the same length.
-    A convolution kernel is the matrix from all inputs of a position to its outputs. The step is scaled to the size of
-    an AdamW step (Liu et al. 2025), so one learning rate serves both.
 
-    >>> layer = torch.nn.Linear(4, 2)
-    >>> optimizer = Muon(layer.parameters(), lr=1e-3)
-    >>> [group["rule"] for group in optimizer.param_groups]
-    ['muon', 'adamw']
+def members(param_group: dict[str, Any], optimizer: str) -> list[tuple[Any, bool]]:
+    """The members of a parameter group, and whether each is a matrix or a kernel; float16 is refused."""
+    given = param_group["params"]
+    found = []
+    for member in [given] if isinstance(given, Tensor) else list(given):
+        tensor = member[1] if isinstance(member, tuple) else member  # as named_parameters() gives them
+        refuse_half(optimizer, tensor)
+        found.append((member, tensor.ndim >= 2))
+    return found
 
-    Arguments:
-        parameters: as for any torch optimizer. Each group becomes two: matrices and kernels, and the rest. A group may
-            choose `rule="adamw"` for its matrices too; `Muon.groups(model)` does so for embeddings and positions.
-        momentum: of Muon, as Nesterov's.
-        betas, eps: of AdamW.
-        weight_decay: of matrices and kernels, decoupled. The rest has none, unless its group says so.
-    """
 
-    def __init__(
-        self,
-        parameters: ParamsT,
-        lr: float = 1e-3,
-        momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and below 1, got {momentum}; 0.95 is usual")
-        options = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(parameters, options)
+class MatrixOptimizer(Optimizer):
+    """One rule for matrices and convolution kernels, AdamW for everything else: what Muon and SOAP share."""
 
-    @staticmethod
-    def groups(model: nn.Module) -> list[dict[str, Any]]:
-        """The trainable parameters of a model as two groups: its matrices for Muon, the rest for AdamW.
+    rule = ""  # its name
+
+    @classmethod
+    def groups(cls, model: nn.Module) -> list[dict[str, Any]]:
+        """The trainable parameters of a model as two groups: its matrices for the rule, the rest for AdamW.
 
         >>> optimizer = Muon(Muon.groups(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))), lr=0.02)
         >>> [(group["rule"], len(group["params"])) for group in optimizer.param_groups]
         [('muon', 1), ('adamw', 2)]
         """
-        names = matrix_names(model)
-        parts: dict[bool, list[Tensor]] = {True: [], False: []}
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parts[name in names].append(parameter)
-        return [{"params": parts[True]}, {"params": parts[False], RULE: "adamw"}]
+        matrices, rest = matrices_and_rest(model)
+        return [{"params": matrices}, {"params": rest, RULE: "adamw"}]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add the matrices of a group to Muon and the rest to AdamW."""
-        given = param_group["params"]
-        parameters: list[Tensor | tuple[str, Tensor]] = [given] if isinstance(given, Tensor) else list(given)
-        parts: dict[str, list[Tensor | tuple[str, Tensor]]] = {"muon": [], "adamw": []}
-        chosen = param_group.get(RULE, "muon")
-        if chosen not in parts:
-            raise ValueError(f"the rule of a parameter group must be muon or adamw, got {chosen!r}; leave it out")
-        for parameter in parameters:
-            tensor = parameter[1] if isinstance(parameter, tuple) else parameter  # as named_parameters() gives them
-            refuse_half("Muon", tensor)
-            parts[chosen if tensor.ndim >= 2 else "adamw"].append(parameter)
-        for rule, members in parts.items():
-            if members:
-                decay = {} if rule == "muon" else {"weight_decay": 0.0}
-                super().add_param_group(decay | param_group | {"params": members, RULE: rule})
+        """Add the matrices of a group to the rule and the rest to AdamW."""
+        chosen = param_group.get(RULE, self.rule)
+        if chosen not in (self.rule, "adamw"):
+            raise ValueError(
+                f"the rule of a parameter group must be {self.rule} or adamw, got {chosen!r}; leave it out"
+            )
+        parts: dict[str, list[Any]] = {self.rule: [], "adamw": []}
+        for member, is_matrix in members(param_group, type(self).__name__):
+            parts[chosen if is_matrix else "adamw"].append(member)
+        for rule, found in parts.items():
+            if found:
+                decay = {"weight_decay": 0.0} if rule == "adamw" else {}
+                add = inspect.unwrap(Optimizer.add_param_group)  # its decorator imports torch's compiler, 1.1 s
+                add(self, decay | param_group | {"params": found, RULE: rule})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -141,17 +129,7 @@ class Muon(Optimizer):
         return loss
 
     def _update_matrix(self, group: dict[str, Any], weight: Tensor) -> None:
-        """v ← μ·v + (1 − μ)·g; w ← (1 − lr·λ)·w − lr·0.2·√max(rows, columns)·orthogonal((1 − μ)·g + μ·v)."""
-        state = self.state[weight]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(weight)
-        assert weight.grad is not None
-        buffer, momentum = state["momentum_buffer"], group["momentum"]
-        buffer.lerp_(weight.grad, 1 - momentum)
-        update = _whole(weight.grad.lerp(buffer, momentum)).flatten(1)
-        length = group["lr"] * ADAMW_SIZE * math.sqrt(max(update.shape))
-        weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.sub_(_part(orthogonal(update).view_as(weight) * length, weight))
+        raise NotImplementedError
 
     def _update_others(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         for weight in weights:
@@ -176,13 +154,63 @@ class Muon(Optimizer):
         )
 
 
-def _whole(tensor: Any) -> Tensor:  # noqa: ANN401  (a DTensor is no Tensor to the type checker)
+class Muon(MatrixOptimizer):
+    """Muon (Jordan et al. 2024) for matrices and convolution kernels, AdamW for everything else.
+
+    Muon turns the momentum of a matrix into the nearest orthogonal matrix: every direction moves by the same length.
+    A convolution kernel is the matrix from all inputs of a position to its outputs. The step is scaled to the size of
+    an AdamW step (Liu et al. 2025), so one learning rate serves both.
+
+    >>> layer = torch.nn.Linear(4, 2)
+    >>> optimizer = Muon(layer.parameters(), lr=1e-3)
+    >>> [group["rule"] for group in optimizer.param_groups]
+    ['muon', 'adamw']
+
+    Arguments:
+        parameters: as for any torch optimizer. Each group becomes two: matrices and kernels, and the rest. A group may
+            choose `rule="adamw"` for its matrices too; `Muon.groups(model)` does so for embeddings and positions.
+        momentum: of Muon, as Nesterov's.
+        betas, eps: of AdamW.
+        weight_decay: of matrices and kernels, decoupled. The rest has none, unless its group says so.
+    """
+
+    rule = "muon"
+
+    def __init__(
+        self,
+        parameters: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {momentum}; 0.95 is usual")
+        options = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(parameters, options)
+
+    def _update_matrix(self, group: dict[str, Any], weight: Tensor) -> None:
+        """v ← μ·v + (1 − μ)·g; w ← (1 − lr·λ)·w − lr·0.2·√max(rows, columns)·orthogonal((1 − μ)·g + μ·v)."""
+        state = self.state[weight]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        assert weight.grad is not None
+        buffer, momentum = state["momentum_buffer"], group["momentum"]
+        buffer.lerp_(weight.grad, 1 - momentum)
+        update = whole(weight.grad.lerp(buffer, momentum)).flatten(1)
+        length = group["lr"] * ADAMW_SIZE * math.sqrt(max(update.shape))
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        weight.sub_(part(orthogonal(update).view_as(weight) * length, weight))
+
+
+def whole(tensor: Any) -> Tensor:  # noqa: ANN401  (a DTensor is no Tensor to the type checker)
     """All of a tensor that is split over processes (FSDP2), alike on every one of them."""
     found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return found
 
 
-def _part(whole: Tensor, like: Any) -> Tensor:  # noqa: ANN401
+def part(whole: Tensor, like: Any) -> Tensor:  # noqa: ANN401
     """What a process holds of a whole tensor that is split as `like` is."""
     if not hasattr(like, "full_tensor"):
         return whole

@@ -9,7 +9,7 @@ Adam is called on whole chunks only, because it has other code, with other round
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 import torch
@@ -21,25 +21,6 @@ from scalewise.optim.rules import fused_adam, local_rate, trust_ratio
 from scalewise.recipe import OptimizerName, Recipe
 
 BLOCK = 32 * CHUNK  # elements whose direction is computed at once: they stay in the cache
-
-
-class NormGrid:
-    """Norms of whole parameters, from the pieces (parameter ∩ chunk) of stretches."""
-
-    def __init__(self, layout: FlatLayout, names: list[str], stretches: list[Stretch], complete: Complete) -> None:
-        pieces = [(owner, *piece) for owner, name in enumerate(names) for piece in _pieces(layout, name)]
-        self._names = names
-        self._owners = torch.tensor([owner for owner, _, _ in pieces], dtype=torch.long, device=layout.device)
-        self._norms = RangeNorms(layout, [(low, high) for _, low, high in pieces], stretches, complete)
-
-    def __call__(self, vectors: list[list[Tensor]]) -> list[dict[str, float]]:
-        """For each list of vectors, one per stretch: the norms of the parameters in them, by name."""
-        return [dict(zip(self._names, self._sums(row), strict=True)) for row in self._norms(vectors)]
-
-    def _sums(self, norms: Tensor) -> list[float]:
-        squares = wide(norms).square()
-        found: list[float] = squares.new_zeros(len(self._names)).index_add_(0, self._owners, squares).sqrt().tolist()
-        return found
 
 
 def _pieces(layout: FlatLayout, name: str) -> list[Range]:
@@ -56,13 +37,21 @@ class LayerWiseRule(ABC):
     def __init__(self, recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete) -> None:
         self._recipe, self._stretches = recipe, stretches
         matrices = [name for name in layout.starts if layout.tensors[name].ndim >= 2 or recipe.adapt_vectors]
-        adapted = [name for name in matrices if layout.starts[name] < layout.parameters_stop]
-        self._decays = dict.fromkeys(adapted, recipe.weight_decay)
-        self._norms = NormGrid(layout, adapted, stretches, complete)
+        self._adapted = [name for name in matrices if layout.starts[name] < layout.parameters_stop]
+        pieces = [(owner, piece) for owner, name in enumerate(self._adapted) for piece in _pieces(layout, name)]
+        self._owners = torch.tensor([owner for owner, _ in pieces], dtype=torch.long, device=layout.device)
+        self._piece_norms = RangeNorms(layout, [piece for _, piece in pieces], stretches, complete)
         self._weights = [stretch.weights.detach() for stretch in stretches]
         self.state: dict[Tensor, dict[str, Tensor]] = {
             stretch.weights: self._new_state(vector) for stretch, vector in zip(stretches, self._weights, strict=True)
         }
+
+    def _norms(self, *vectors: list[Tensor]) -> Iterator[dict[str, float]]:
+        """For each list of vectors, one per stretch: the norms of the parameters in them, by name."""
+        for norms in self._piece_norms(vectors):
+            squares = wide(norms).square()
+            sums = squares.new_zeros(len(self._adapted)).index_add_(0, self._owners, squares)
+            yield dict(zip(self._adapted, sums.sqrt().tolist(), strict=True))
 
     @abstractmethod
     def _new_state(self, weights: Tensor) -> dict[str, Tensor]: ...
@@ -81,19 +70,17 @@ class LarsRule(LayerWiseRule):
     def step(self, gradient: Tensor, lr: float) -> None:
         """v ← μ·v + rate·(g + β·w); w ← w − lr·v."""
         gradients = [stretch.place(gradient) for stretch in self._stretches]
-        rates = self._rates(*self._norms([self._weights, gradients]))
+        trust, decay = self._recipe.trust_coefficient, self._recipe.weight_decay
+        sizes, slopes = self._norms(self._weights, gradients)
+        rates = {name: local_rate(sizes[name], slopes[name], trust, decay) for name in sizes}
         for stretch, weights, mine in zip(self._stretches, self._weights, gradients, strict=True):
             buffer = self.state[stretch.weights]["momentum_buffer"].mul_(self._recipe.momentum)
             for name, place in stretch.places():
-                rate, decay = rates.get(name, 1.0), self._decays.get(name, 0.0)
+                rate = rates.get(name, 1.0)
                 buffer[place].add_(mine[place], alpha=rate)
-                if decay:
+                if decay and name in rates:
                     buffer[place].add_(weights[place], alpha=rate * decay)
             weights.add_(buffer, alpha=-lr)
-
-    def _rates(self, weights: Mapping[str, float], gradients: Mapping[str, float]) -> dict[str, float]:
-        trust, decay = self._recipe.trust_coefficient, self._recipe.weight_decay
-        return {name: local_rate(weights[name], gradients[name], trust, decay) for name in weights}
 
 
 class LambRule(LayerWiseRule):
@@ -112,9 +99,9 @@ class LambRule(LayerWiseRule):
         for stretch, weights, direction in zip(self._stretches, self._weights, self._directions, strict=True):
             self._find_direction(self.state[stretch.weights], stretch.place(gradient), direction)
             for name, place in stretch.places():
-                if self._decays.get(name):
-                    direction[place].add_(weights[place], alpha=self._decays[name])
-        sizes, lengths = self._norms([self._weights, self._directions])
+                if self._recipe.weight_decay and name in self._adapted:
+                    direction[place].add_(weights[place], alpha=self._recipe.weight_decay)
+        sizes, lengths = self._norms(self._weights, self._directions)
         for stretch, weights, direction in zip(self._stretches, self._weights, self._directions, strict=True):
             for name, place in stretch.places():
                 ratio = trust_ratio(sizes[name], lengths[name]) if name in sizes else 1.0
@@ -127,18 +114,15 @@ class LambRule(LayerWiseRule):
         direction.zero_()
         for start in range(0, len(direction), BLOCK):
             places = [vector[start : start + BLOCK] for vector in (direction, state["exp_avg"], state["exp_avg_sq"])]
-            found, *moments, slope = _in_whole_chunks([*places, gradient[start : start + BLOCK]])
+            vectors = [*places, gradient[start : start + BLOCK]]
+            if missing := -len(vectors[0]) % CHUNK:  # copies with zeros at the end
+                vectors = [nn.functional.pad(vector, (0, missing)) for vector in vectors]
+            found, *moments, slope = vectors
             part = {"step": state["step"], "exp_avg": moments[0], "exp_avg_sq": moments[1]}
             fused_adam([found], [slope], [part], betas, epsilon, lr=-1.0)
             if found is not places[0]:
                 for place, padded in zip(places, (found, *moments), strict=True):
                     place.copy_(padded[: len(place)])
-
-
-def _in_whole_chunks(vectors: list[Tensor]) -> list[Tensor]:
-    """The vectors, or copies of them with zeros at the end where they do not fill whole chunks."""
-    missing = -len(vectors[0]) % CHUNK
-    return [nn.functional.pad(vector, (0, missing)) for vector in vectors] if missing else vectors
 
 
 LAYER_WISE: dict[OptimizerName, type[LayerWiseRule]] = {"lars": LarsRule, "lamb": LambRule}

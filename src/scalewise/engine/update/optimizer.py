@@ -3,15 +3,16 @@
 Element-wise updates (SGD, Adam) do not depend on where a vector is cut (tests/test_optim.py), so one update of a long
 stretch gives the bytes of one update per parameter, with as many kernels as one parameter needs. They call torch's own
 kernels in their plain variant; the optimizer classes around those import torch's compiler, a second of every start.
-LARS and LAMB need norms of whole parameters besides (layerwise.py), Muon whole matrices. The state is stored by
-parameter name all the same, so that a checkpoint can be read on any number of processes.
+LARS and LAMB need norms of whole parameters besides (layerwise.py), Muon and SOAP whole matrices. The state is
+stored by parameter name all the same, so that a checkpoint can be read on any number of processes.
 """
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,10 +26,13 @@ from scalewise.engine.sums.flat import FlatLayout, Piece, Stretch, in_memory_ord
 from scalewise.engine.sums.grid import Complete
 from scalewise.engine.update.layerwise import LAYER_WISE
 from scalewise.optim import OPTIMIZERS
+from scalewise.optim.schedule_free import direction, mean, move, share_of_newest
+from scalewise.optim.soap import SIDES
 from scalewise.recipe import OptimizerName, Recipe
 
 Reader = Callable[[str, int, int], Tensor]  # (name, start, stop) -> those elements, one-dimensional
 PREFIX = "optimizer"
+NUMBERS = ("step", "largest_lr", "weight_sum")  # kinds of state that are one number
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Rule(Protocol):
 class ElementWiseRule(ABC):
     """An optimizer that treats every weight alike, so that it does not matter where a stretch is cut."""
 
-    def __init__(self, recipe: Recipe, stretches: list[Stretch]) -> None:
-        self._recipe, self._stretches = recipe, stretches
+    def __init__(self, recipe: Recipe, stretches: list[Stretch], matrices: frozenset[str]) -> None:
+        self._recipe, self._stretches, self._matrices = recipe, stretches, matrices
         self._weights = [stretch.weights for stretch in stretches]
         self.state: dict[Tensor, dict[str, Tensor]] = {weights: {} for weights in self._weights}
 
@@ -118,12 +122,42 @@ class AdamRule(ElementWiseRule):
         return state
 
 
+class ScheduleFreeRule(ElementWiseRule):
+    """As `scalewise.optim.ScheduleFree`: the weights are y; x, the model to evaluate, is found when it is needed."""
+
+    def _update(self, gradients: list[Tensor], lr: float) -> None:
+        recipe = self._recipe
+        for stretch, weights, gradient in zip(self._stretches, self._weights, gradients, strict=True):
+            state = self._begun(weights)
+            share, *numbers = share_of_newest(lr, float(state["largest_lr"]), float(state["weight_sum"]))
+            for kind, number in zip(NUMBERS, (float(state["step"]) + 1, *numbers), strict=True):
+                state[kind].fill_(number)
+            along = direction(gradient, state["exp_avg_sq"], int(state["step"]), recipe.beta2, recipe.epsilon)
+            for name, place in stretch.places() if recipe.weight_decay else ():
+                if name in self._matrices:
+                    along[place].add_(weights[place], alpha=recipe.weight_decay)
+            move(weights, state["z"], along, lr, recipe.beta1, share)
+
+    def _begun(self, weights: Tensor) -> dict[str, Tensor]:
+        state = self.state[weights]
+        if not state:
+            state.update({kind: torch.zeros((), dtype=torch.float64) for kind in NUMBERS})
+            state["z"], state["exp_avg_sq"] = weights.detach().clone(), torch.zeros_like(weights)
+        return state
+
+    def mean(self, weights: Tensor) -> Tensor:
+        """x, where the weights are y."""
+        state = self.state[weights]
+        return mean(weights, state["z"], self._recipe.beta1) if state else weights
+
+
 ELEMENT_WISE: dict[OptimizerName, type[ElementWiseRule]] = {
     "sgd": SgdRule,
     "momentum": SgdRule,
     "nesterov": SgdRule,
     "adam": AdamRule,
     "adamw": AdamRule,
+    "schedule-free": ScheduleFreeRule,
 }
 
 
@@ -158,7 +192,7 @@ class FlatOptimizer:
         recipe, layout: which optimizer, and where parameters lie.
         stretches: the owned weights.
         complete: fills in the numbers that other processes have.
-        matrices: parameters that Muon takes.
+        matrices: parameters that Muon and SOAP take, and that Schedule-Free decays.
     """
 
     def __init__(
@@ -172,6 +206,22 @@ class FlatOptimizer:
         self._layout, self._stretches = layout, stretches
         self._rule = _rule(recipe, layout, stretches, complete, matrices)
         self.step = self._rule.step  # updates the owned weights by the flat mean gradient; without autograd
+
+    @contextmanager
+    @torch.no_grad()
+    def evaluated(self) -> Iterator[bool]:
+        """The context in which the owned weights are those to evaluate; yields whether training has others."""
+        if not isinstance(self._rule, ScheduleFreeRule):
+            yield False
+            return
+        kept = [stretch.weights.clone() for stretch in self._stretches]
+        try:
+            for stretch in self._stretches:
+                stretch.weights.copy_(self._rule.mean(stretch.weights))
+            yield True
+        finally:
+            for stretch, weights in zip(self._stretches, kept, strict=True):
+                stretch.weights.copy_(weights)
 
     def state(self) -> list[StateEntry]:
         """What is held here, by `optimizer.<kind>.<parameter>`."""
@@ -207,14 +257,20 @@ class FlatOptimizer:
         name = f"{PREFIX}.{kind}.{piece.name}"
         if not value.ndim:
             return StateEntry(name, value.reshape(1), 0, ())
+        if kind.removesuffix("_basis") in SIDES:
+            return StateEntry(name, value.reshape(-1), 0, tuple(value.shape))
         first = piece.flat_start - stretch.start
         shape = tuple(self._layout.tensors[piece.name].shape)
         stored = in_memory_order(value)[first : first + piece.stop - piece.start]
         return StateEntry(name, stored, piece.start, shape)
 
     def _restored(self, stretch: Stretch, kind: str, read: Reader) -> Tensor:
-        if kind == "step":
+        if kind in NUMBERS:
             return read(f"{PREFIX}.{kind}.{stretch.pieces[0].name}", 0, 1).reshape(())
+        if (side := SIDES.get(kind.removesuffix("_basis"))) is not None:
+            size = stretch.weights.flatten(1).size(side)
+            square = read(f"{PREFIX}.{kind}.{stretch.pieces[0].name}", 0, size * size)
+            return square.view(size, size).to(stretch.weights.device, copy=True)  # to where torch aligns it
         value = torch.zeros_like(stretch.weights)
         flat = in_memory_order(value)
         for piece in stretch.pieces:
@@ -237,7 +293,7 @@ def _rule(
     recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete, matrices: frozenset[str]
 ) -> Rule:
     if recipe.optimizer in ELEMENT_WISE:
-        return ELEMENT_WISE[recipe.optimizer](recipe, stretches)
+        return ELEMENT_WISE[recipe.optimizer](recipe, stretches, matrices)
     if recipe.optimizer in LAYER_WISE:
         return LAYER_WISE[recipe.optimizer](recipe, layout, stretches, complete)
     return TorchRule(recipe, stretches, matrices)
