@@ -27,11 +27,9 @@ from tempfile import TemporaryDirectory
 from cases import data_folder
 from report import conditions
 from scalewise.records import write_atomically
-from scalewise.stats.interval import Interval
-from scalewise.stats.seeds import paired_difference, spread
+from scalewise.stats.interval import Interval, not_inferior, paired_difference, spread
 
 RESULTS = Path(__file__).with_name("results")
-POINTS, SHARE = -0.005, 0.01  # not inferior: accuracy at most half a point lower, or a loss at most 1 % higher
 TEXT = """Each run is `scalewise train TASK --threads 1 --processes 1 --seed S`, with `--workers N` for auto, which is
 the default then. Differences are paired by seed; intervals are 95 %, by Student's t. The law is
 S = S_1 (1 + B_crit ÷ B) ÷ (1 + B_crit ÷ B_1) at the directly measured critical batch (`*-critical.json`), if there is
@@ -182,9 +180,7 @@ def law_steps(task: str, flags: str, steps: float, worker_batch: int, workers: i
 def _verdict(difference: Interval[float] | None, metric: str, single: float) -> str:
     if difference is None:
         return "–"
-    if metric == "accuracy":
-        return "yes" if difference.low >= POINTS else "not shown"
-    return "yes" if difference.high <= SHARE * single else "not shown"
+    return "yes" if not_inferior(difference, metric, single, metric == "accuracy") else "not shown"
 
 
 def geometric_means(store: Store) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import scalewise as sw
 from report import conditions
-from scalewise.stats.seeds import paired_difference, spread
+from scalewise.stats.interval import paired_difference, spread
 
 ONE, ONE_NORMED, ONE_STEP = "one worker", "one worker, batch norm", "one worker, rate falls twice by 4"
 

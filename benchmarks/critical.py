@@ -144,7 +144,7 @@ def _section(found: Found) -> list[str]:
     law = report.law
     predicted = {row.global_batch: row for row in report.held_out}
     lines = [
-        f"## {found.case.name}: {found.optimizer}, worker batch {found.worker_batch}, loss {report.target:g}",
+        f"## {found.case.name}: {found.optimizer}, worker batch {found.worker_batch}, loss {report.target_loss:g}",
         "",
         "| global batch | workers | learning rate | steps | samples | law | held out (95 %) | error |",
         "|---|---|---|---|---|---|---|---|",

@@ -141,7 +141,8 @@ def steps(name: str, seeds: int, data: Path | None, runs: Path) -> dict[str, Any
 
     def noise_scale(last: float) -> CriticalBatch:
         """Along one worker's way to the loss, as `scalewise measure` finds it."""
-        found = measure_noise(task, base, steps=max(2, round(last)), notify=lambda line: print(line, file=sys.stderr))
+        shorter = base.replace(steps=max(2, round(last)))
+        found = measure_noise(task, shorter, notify=lambda line: print(line, file=sys.stderr))
         return from_noise(found.along, base.worker_batch)
 
     taken: dict[int, list[float]] = {}

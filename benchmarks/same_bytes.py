@@ -32,6 +32,8 @@ ROWS = {
     "lars": f"digits {PLAIN} --optimizer lars --lr 5 --weight-decay 0.01 --processes 1",
     "lamb, sharded": f"digits {PLAIN} --optimizer lamb --lr 0.01 --shard-optimizer --processes 2",
     "muon": f"digits {PLAIN} --optimizer muon --lr 0.005 --processes 2",
+    "soap": f"digits {PLAIN} --optimizer soap --lr 0.005 --processes 2",
+    "schedule-free, sharded": f"digits {PLAIN} --optimizer schedule-free --lr 0.01 --shard-optimizer --processes 2",
     "batch norm": f"digits {PLAIN} --set bn=true --processes 2",
     "ghost batch norm": f"digits {PLAIN} --set bn=true --batch-norm ghost:4 --processes 1",
     "batch norm over all workers": f"digits {PLAIN} --set bn=true --batch-norm sync --processes 2",

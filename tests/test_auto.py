@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +13,17 @@ from torch import nn
 from torch.nn import functional as F
 
 import scalewise as sw
-from scalewise.engine.auto import MOST_TRIAL_STEPS, Auto, _trial_steps, complete
-from scalewise.engine.candidates import budget, candidates
+from scalewise.engine.auto import MOST_TRIAL_STEPS, Auto, _trial_steps, carried, complete
+from scalewise.engine.candidates import BOLD, GENTLE, budget, candidate, intensity
 from scalewise.engine.placement import Placement
-from scalewise.recipe import Recipe, Search, adapts, resolve
+from scalewise.recipe import Recipe, Search, Trial, adapts, resolve
+from scalewise.records import Epoch
+from scalewise.runs.request import load_subject
+from scalewise.runs.run import Course
+from scalewise.runs.train import Request, _RaceFile
 
 PILOT = Search(noise_scale=128.0, steps=16, samples=4096, seconds=1.0)
-NO_RACE, RACE = Auto(), Auto(search=0.03)
+NO_RACE, RACE = Auto(search=0), Auto(search=0.03)
 TASK = """
 import torch
 from torch import nn
@@ -109,7 +116,7 @@ def steps_of(folder):
 
 
 def test_without_a_race_auto_follows_the_noise_and_names_its_pilot(scalewise, tmp_path):
-    flags = ["--workers", 8, "--epochs", 4, "--processes", 1, "--json"]
+    flags = ["--workers", 8, "--epochs", 4, "--processes", 1, "--search", 0, "--json"]
     single = scalewise("train", "mlp", "--epochs", 4, "--json", "--quiet").json
     outcome = scalewise("train", "mlp", *flags, "--out", "run", "--checkpoint-steps", 10)
     result = outcome.json
@@ -125,22 +132,13 @@ def test_without_a_race_auto_follows_the_noise_and_names_its_pilot(scalewise, tm
     assert (resumed["steps"], resumed["weights_sha256"]) == (result["steps"], result["weights_sha256"])
 
 
-def test_a_race_reaches_one_workers_accuracy_in_a_fifth_of_the_steps(scalewise, tmp_path, race_task):
+def test_the_race_is_the_default_and_reaches_one_workers_accuracy_in_a_fifth_of_the_steps(
+    scalewise, tmp_path, race_task
+):
     single = scalewise("train", race_task, "--threads", 1, "--json", "--quiet").json
+    flags = ["--workers", 8, "--json"]
     runs = {
-        processes: scalewise(
-            "train",
-            race_task,
-            "--workers",
-            8,
-            "--processes",
-            processes,
-            "--search",
-            0.03,
-            "--out",
-            f"run-{processes}",
-            "--json",
-        )
+        processes: scalewise("train", race_task, *flags, "--processes", processes, "--out", f"run-{processes}")
         for processes in (1, 2, 3)
     }
     result = runs[1].json
@@ -151,7 +149,8 @@ def test_a_race_reaches_one_workers_accuracy_in_a_fifth_of_the_steps(scalewise, 
     assert result["optimizer"] == "muon"
     stored = json.loads((tmp_path / "run-1" / "recipe.json").read_text())
     trials = stored["search"]["trials"]
-    assert [trial["name"] for trial in trials] == ["muon", "muon", "momentum"]
+    assert [trial["name"] for trial in trials] == ["muon", "momentum", "muon"]
+    assert trials[2]["steps"] == 2 * trials[0]["steps"] == 2 * trials[1]["steps"]
     assert sum(trial["steps"] for trial in trials) == result["search"]["steps"] <= 0.03 * single["steps"]
     assert stored["recipe"]["optimizer"] == "muon"
     assert "held-out loss" in runs[1].stderr
@@ -160,7 +159,66 @@ def test_a_race_reaches_one_workers_accuracy_in_a_fifth_of_the_steps(scalewise, 
     assert not [*tmp_path.glob("*.race.json")]
 
 
-@pytest.mark.parametrize("flags", [["--search", "0.05"], ["--search", "0.05", "--candidates", "own,lamb,adamw"]])
+def test_more_processes_than_trials_have_workers_derive_the_same():
+    task = sw.load_task("mlp")
+    given = {"workers": 16, "epochs": 8.0}
+    found = [
+        complete(task, task.recipe, given, "auto", Placement("cpu"), processes=processes)[0] for processes in (1, 16)
+    ]
+    assert found[0] == found[1]
+
+
+def random_labels(share):
+    """A task of which a share of the labels is random: the rest can be learned, they can only be memorized."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(3000, 20, generator=generator)
+    y = (x @ torch.randn(20, 5, generator=generator)).argmax(1)
+    y = torch.where(torch.rand(3000, generator=generator) < share, torch.randint(5, (3000,), generator=generator), y)
+    return sw.Task(
+        model=lambda: nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 5)),
+        train=(x, y),
+        test=(x[:100], y[:100]),
+        loss=F.cross_entropy,
+        recipe=Recipe(worker_batch=16, epochs=8.0, optimizer="adam", lr=0.003, threads=1),
+    )
+
+
+def test_what_would_be_memorized_is_trained_gently():
+    def found(share):
+        task = random_labels(share)
+        recipe, _, search = complete(task, task.recipe, {"workers": 8}, "auto", Placement("cpu"))
+        return recipe, search
+
+    clean, search = found(0.0)
+    noisy, noisy_search = found(0.5)
+    assert carried(search.trials[0], search.trials[-1]) > 0.5 > carried(noisy_search.trials[0], noisy_search.trials[-1])
+    assert clean.epochs > noisy.epochs
+    assert noisy.lr < clean.lr
+    assert noisy.weight_decay * noisy.lr * noisy.total_steps(3000) > clean.weight_decay * clean.lr * clean.total_steps(
+        3000
+    )
+
+
+def test_what_carries_over_is_the_fall_on_held_out_data_by_that_on_training_data():
+    def trial(train, held_out):
+        return Trial("muon", 0.1, 8, 1000, 1.0, held_out, train)
+
+    assert carried(trial(1.0, 1.1), trial(0.5, 0.9)) == pytest.approx(0.4)
+    assert carried(trial(1.0, 1.1), trial(0.5, 1.2)) == pytest.approx(-0.2)
+    assert carried(trial(1.0, 1.1), trial(1.0, 1.1)) == carried(trial(1.0, 1.1), trial(1.2, 1.4)) == 1.0
+
+
+def test_intensity_goes_from_gentle_to_bold():
+    found = [intensity(share) for share in (-1.0, 0.5, 0.6, 0.7, 0.8, 2.0)]
+    assert (found[0], found[1], found[-2], found[-1]) == (GENTLE, GENTLE, BOLD, BOLD)
+    for name, rises in (("rate", True), ("decay", False)):
+        values = [getattr(one, name) for one in found]
+        assert values == sorted(values, reverse=not rises)
+    for workers in (8, 32, 128):
+        assert [one.times(workers) for one in found] == sorted(one.times(workers) for one in found)
+
+
+@pytest.mark.parametrize("flags", [["--search", "0.05"], ["--search", "0.06", "--candidates", "own,lamb,adamw"]])
 def test_what_the_race_chooses_among_can_be_set(scalewise, race_task, flags):
     assert scalewise("train", race_task, "--workers", 8, *flags, "--epochs", 2, "--processes", 1, "--json").code == 0
 
@@ -172,7 +230,8 @@ def test_given_fields_win(scalewise, race_task):
     rate = scalewise("train", race_task, *flags, "--lr", "0.02").json
     assert (rate["optimizer"], rate["lr"]["base"]) == ("momentum", 0.02)
     muon = scalewise("train", race_task, *flags, "--optimizer", "muon", "--lr", "0.03", "--schedule", "linear").json
-    assert (muon["lr"], muon["search"]) == ({"base": 0.03, "peak": 0.03}, None)
+    assert muon["lr"] == {"base": 0.03, "peak": 0.03}
+    assert muon["search"]["steps"] > 0  # for how long to train
 
 
 def test_a_stopped_race_continues_with_what_it_found(tmp_path, monkeypatch):
@@ -184,11 +243,11 @@ def test_a_stopped_race_continues_with_what_it_found(tmp_path, monkeypatch):
 
     run, ran = auto._Race.run, []
 
-    def stops_after_one(self, candidate, steps):
-        ran.append(candidate.name)
+    def stops_after_one(self, name, steps):
+        ran.append(name)
         if len(ran) == 2:
             raise KeyboardInterrupt
-        return run(self, candidate, steps)
+        return run(self, name, steps)
 
     monkeypatch.setattr(auto._Race, "run", stops_after_one)
     with pytest.raises(KeyboardInterrupt):
@@ -236,19 +295,23 @@ def test_sharded_matrices_leave_muon_out():
 
 def test_the_budget_grows_slower_than_the_workers():
     single = Recipe(worker_batch=32, epochs=10.0)
-    found = {n: budget(single.replace(workers=n), 10_000, False) for n in (2, 8, 32)}
-    assert [round(one.single_steps / one.steps, 1) for one in found.values()] == [2.0, 7.3, 14.5]
-    assert budget(single.replace(workers=1000), 10_000, False).steps == 100
-    assert budget(single.replace(workers=8), 10_000, True).steps == 391
+
+    def times_fewer(carried):
+        found = [budget(single.replace(workers=n), 10_000, False, carried) for n in (2, 8, 32)]
+        return [round(one.single_steps / one.steps, 1) for one in found]
+
+    assert times_fewer(0.3) == [2.0, 8.0, 21.3]
+    assert times_fewer(1.0) == [2.0, 6.4, 10.6]
+    assert budget(single.replace(workers=1000), 10_000, False, 0.3).steps == 40
+    assert budget(single.replace(workers=1000), 10_000, False, 1.0).steps == 100
+    assert budget(single.replace(workers=8), 10_000, True, 0.3).steps == 391
 
 
 def test_muons_weight_decay_sums_to_the_same_over_any_training():
-    for epochs in (2.0, 50.0):
-        base = Recipe(worker_batch=32, epochs=epochs, optimizer="adam", lr=0.002)
-        given = {"workers": 8}
-        total = budget(base.replace(**given), 10_000, False)
-        first = candidates(base, given, 10_000, total, ["muon"])[0].fields
-        assert first["weight_decay"] * first["lr"] * 0.5 * total.steps == pytest.approx(0.3, rel=0.01)
+    for steps in (50, 2000):
+        base = Recipe(worker_batch=32, optimizer="adam", lr=0.002)
+        fields = candidate("muon", base, {"workers": 8}, 10_000, steps, 0.3).fields
+        assert fields["weight_decay"] * fields["lr"] * 0.5 * steps == pytest.approx(GENTLE.decay, rel=0.01)
 
 
 def test_fixed_epochs_keep_the_samples_of_one_worker(scalewise):
@@ -262,7 +325,7 @@ def test_fixed_epochs_keep_the_samples_of_one_worker(scalewise):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--search", "0.001"], ["--search 0.001", "a trial needs 8", "raise it to"]),
+        (["--search", "0.001"], ["--search 0.001", "each needs 8", "raise it to"]),
         (["--search", "2"], ["from 0 to 1", "got 2"]),
         (["--search", "0.1", "--candidates", "muon,addam"], ["muon", "got 'addam'"]),
     ],
@@ -300,6 +363,96 @@ def test_an_error_in_the_pilot_is_said_like_any_other(scalewise, tmp_path):
 
 
 def test_a_trial_is_short_however_long_the_training():
-    base = Recipe(worker_batch=32, epochs=1e6)
-    total = budget(base.replace(workers=8), 10_000, False)
-    assert _trial_steps(3, total, RACE) == MOST_TRIAL_STEPS
+    assert _trial_steps(3, 100_000_000, RACE) == MOST_TRIAL_STEPS
+    assert _trial_steps(2, 449, Auto()) == 8
+    assert _trial_steps(2, 300, Auto()) == 0  # a tenth of one worker's steps would not suffice
+
+
+def test_a_run_that_does_worse_than_its_trials_says_so():
+    said: list[str] = []
+    trial = Trial("muon", 0.1, 8, 1000, 1.0, 0.5, 0.4)
+    course = Course(Search(8, 1000, 1.0, trials=(trial,)), said.append)
+
+    def epoch(validation):
+        return Epoch(1, 1.0, 100, 0.1, {"loss": 0.3}, {"loss": validation}, False, 1.0, 100.0)
+
+    for loss in (0.6, 0.4, 0.41):
+        course.observe(epoch(loss))
+    assert said == []
+    course.observe(epoch(0.43))
+    assert "risen from 0.4 to 0.43" in said[0]
+    assert "--patience" in said[0]
+    course.end(0.5)
+    assert len(said) == 1
+    course.end(0.51)
+    assert "ended at 0.51, above the 0.5" in said[1]
+    silent: list[str] = []
+    pilot = Course(Search(8, 1000, 1.0, noise_scale=10.0), silent.append)
+    pilot.observe(epoch(9.0))
+    pilot.end(9.0)
+    assert silent == []
+
+
+def test_no_rate_is_used_that_the_race_has_not_tried():
+    base = Recipe(worker_batch=32, optimizer="momentum", lr=0.05)
+    for workers in (4, 8, 32, 128):
+        fields = candidate("momentum", base, {"workers": workers}, 10_000, 100, 0.9).fields
+        recipe = base.replace(workers=workers).replace(**fields)
+        assert recipe.lr * recipe.lr_factor == pytest.approx(0.05 * min(workers, 8))
+    fields = candidate("lamb", base, {"workers": 32}, 10_000, 100, 0.9).fields
+    assert (fields["lr"], fields["lr_rule"]) == (pytest.approx(0.01 * 8**0.5, rel=0.01), "none")
+
+
+def test_the_same_call_resumes_a_raced_run_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(TASK)
+    task, recipe = sw.load_task("mine.py"), sw.Recipe(workers=8, epochs=2.0)
+    whole = sw.fit(task, recipe, folder="whole", search=0.05)
+
+    def breaks_off(record):
+        if record.step == 40:
+            raise RuntimeError("broken off")
+
+    with pytest.raises(Exception, match="broken off"):
+        sw.fit(task, recipe, folder="part", search=0.05, checkpoint_steps=10, on_record=breaks_off)
+    resumed = sw.fit(task, recipe, folder="part", resume="auto", notify=lambda line: None)
+    assert (resumed.steps, resumed.weights_sha256) == (whole.steps, whole.weights_sha256)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_command_continues_a_stopped_race(scalewise, tmp_path, race_task, broken, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--workers", 8, "--search", 0.04, "--processes", 1, "--json", "--quiet", "--out", "run"]
+    task = sw.load_task(race_task)
+    request = Request(task, given={"workers": 8}, auto=Auto(search=0.04), folder=tmp_path / "run")
+    first = {
+        "name": "muon",
+        "lr": 0.08,
+        "steps": 11,
+        "samples": 1408,
+        "seconds": 12345.0,
+        "loss": 0.9,
+        "train_loss": 0.8,
+    }
+    first |= {"loss": "none"} if broken else {}
+    file = _RaceFile(dataclasses.replace(request, folder=Path("run")), load_subject(task, None, None), task.recipe)
+    file._path.write_text(json.dumps({"key": file._key, "trials": [first]}))
+    result = scalewise("train", race_task, *flags)
+    assert result.code == 0
+    trials = json.loads((tmp_path / "run" / "recipe.json").read_text())["search"]["trials"]
+    assert (trials[0]["seconds"] == 12345.0) is not broken
+    assert not file._path.exists()
+
+
+def test_a_race_that_nobody_finishes_is_counted_all_the_same():
+    task = random_labels(0.0)
+
+    class NothingToEvaluate(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) * (1.0 if self.training else math.nan)
+
+    broken = dataclasses.replace(task, model=lambda: NothingToEvaluate(nn.Linear(20, 5)))
+    recipe, _, search = complete(broken, broken.recipe, {"workers": 8}, "auto", Placement("cpu"))
+    assert recipe.lr_rule == "adascale"
+    assert len(search.trials) == 2
+    assert search.steps > sum(trial.steps for trial in search.trials) > 0

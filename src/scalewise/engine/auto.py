@@ -1,8 +1,10 @@
 """The recipe of a run: what was given, and what auto derives before step 0.
 
-With several workers auto measures the noise scale in a short pilot and follows it with AdaScale. With `search` it races
-candidates instead (candidates.py): each trains for a few steps, and the lowest loss on held-out data wins. Both depend
-on task, recipe and seed alone, never on timing, so every process and every machine of one kind derives the same.
+With several workers auto races optimizers (candidates.py): each trains for a few steps on a part of the data, and the
+lowest loss on held-out data wins. The winner is tried for twice as long: the share of what it then learns that carries
+over to held-out data says how hard and how long the run may train. Without a race auto measures the noise scale in a
+short pilot and follows it with AdaScale. All of it depends on task, recipe and seed alone, never on timing, so every
+process and every machine of one kind derives the same.
 """
 
 from __future__ import annotations
@@ -10,14 +12,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from scalewise.engine.candidates import DEFAULT_CANDIDATES, Budget, Candidate, budget, candidates, check_names
+from scalewise.engine.candidates import (
+    DEFAULT_CANDIDATES,
+    MOST_WORKERS,
+    WARMUP_SHARE,
+    Budget,
+    Candidate,
+    budget,
+    candidate,
+    candidate_names,
+    check_names,
+    single_steps,
+)
 from scalewise.engine.data import streams
-from scalewise.engine.data.samples import held_out_samples, open_samples
+from scalewise.engine.data.samples import held_out_samples, open_samples, some
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement, available_cores
 from scalewise.engine.processes import signals
@@ -29,8 +42,10 @@ from scalewise.tasks.task import Task
 
 LEAST_STEPS, MOST_STEPS = 16, 60  # of the pilot
 PILOT_SHARE = 0.1  # of the single-worker budget, between those
-MOST_WORKERS = 8  # of the pilot: the noise scale does not depend on how many measure it
-LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS = 8, 100  # longer ones still rank no rates for a whole run
+SEARCH_SHARE, MOST_SEARCH_SHARE = 0.03, 0.1  # of one worker's steps: the race by default, and at most
+LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS = 8, 100
+TRIAL_PASSES = 4  # of the longer trial over its part of the data: enough to memorize what does not carry over
+LEAST_HELD_OUT = 1000  # samples to judge by, where there are that many
 
 
 @dataclass(frozen=True)
@@ -39,17 +54,18 @@ class Auto:
 
     Arguments:
         epochs_fixed: whether it must keep to the single worker's number of samples.
-        search: steps of the race, as a share of the single worker's; 0 for no race: AdaScale.
+        search: steps of the race, as a share of the single worker's; 0 for no race: AdaScale. By default 3 %, or as
+            much as trials need, up to 10 %.
         names: candidates: optimizers, or `own`.
     """
 
     epochs_fixed: bool = False
-    search: float = 0.0
+    search: float | None = None
     names: Sequence[str] = DEFAULT_CANDIDATES
 
     def __post_init__(self) -> None:
         check_names(self.names)
-        if not 0 <= self.search <= 1:
+        if self.search is not None and not 0 <= self.search <= 1:
             raise RecipeError(
                 f"search must be a share of one worker's steps from 0 to 1, got {self.search}; change --search"
             )
@@ -67,7 +83,7 @@ def complete(
     how: Auto | None = None,
     known: Search | None = None,
     hold_out: bool = False,
-    alone: bool = True,
+    processes: int = 1,
     on_trial: OnTrial = lambda trial: None,
 ) -> tuple[Recipe, list[Derived], Search | None]:
     """The complete recipe, the reasons for what was derived, and what was trained to derive it, if anything.
@@ -81,7 +97,7 @@ def complete(
         how: of auto.
         known: the search of an earlier call; its trials are not run again.
         hold_out: whether validation data are held out although nothing in the recipe asks for it.
-        alone: train on this process by itself, also inside a job of several.
+        processes: of the job that derives together; trials run on all of them.
         on_trial: called after every trial of the race.
     """
     how = how or Auto()
@@ -97,37 +113,35 @@ def complete(
         )
     if mode == "plain" or not adapts(wanted):
         return *resolve(base, given, mode, available_cores(), samples), None
-    if how.search == 0 or not _races(task, given, placement, how):
-        pilot = None if how.epochs_fixed else known or measure(task, wanted, samples, placement, hold_out, alone)
-        return *resolve(base, given, mode, available_cores(), samples, pilot), pilot
-    total = budget(wanted, samples, how.epochs_fixed)
-    entries = candidates(base, given, samples, total, how.names)
-    steps = _trial_steps(len(entries), total, how)
-    if not steps:
-        return *_applied(base, given, entries[0], total, ""), None
-    race = _Race(task, base, given, placement, hold_out, alone)
-    trials = [*(known.trials if known else ())]
-    for candidate in entries[len(trials) :]:
-        trials.append(race.run(candidate, steps))
-        on_trial(trials[-1])
-    winner = min(range(len(trials)), key=lambda number: _rank(trials[number]))
-    found = Search(
-        sum(trial.steps for trial in trials),
-        sum(trial.samples for trial in trials),
-        sum(trial.seconds for trial in trials),
-        trials=tuple(trials),
-    )
-    return *_applied(base, given, entries[winner], total, _verdict(trials, winner)), found
+    names = candidate_names(base, given, how.names)
+    judged = samples > 1 or task.validation is not None
+    races = how.search != 0 and judged and _races(task, given, placement, names)
+    spent = Search(0, 0, 0.0)
+    if races and (steps := _trial_steps(len(names), single_steps(wanted, samples), how)):
+        race = _Race(task, base, given, placement, samples, steps, processes, on_trial)
+        found = race.winner(names, known.trials if known else ())
+        spent = race.search(wanted.epochs)
+        if found is not None:
+            name, carried = found
+            total = budget(wanted, samples, how.epochs_fixed, carried)
+            chosen = candidate(name, base, given, samples, total.steps, carried)
+            return *_applied(base, given, chosen, total, _verdict(spent.trials, name)), spent
+        known = None
+    pilot = None if how.epochs_fixed else known or measure(task, wanted, samples, placement, hold_out)
+    if pilot is not None and spent.trials:  # all candidates diverged
+        counted = {name: getattr(pilot, name) + getattr(spent, name) for name in ("steps", "samples", "seconds")}
+        pilot = dataclasses.replace(pilot, **counted, trials=spent.trials)
+    return *resolve(base, given, mode, available_cores(), samples, pilot), pilot
 
 
-def _races(task: Task, given: dict[str, Any], placement: Placement, how: Auto) -> bool:
+def _races(task: Task, given: dict[str, Any], placement: Placement, names: Sequence[str]) -> bool:
     """Whether Muon may run: no other optimizer was asked for, the model has matrices, every process has them whole.
 
     Without it AdaScale keeps one worker's accuracy; a fixed rule in so few steps does not.
     """
     if given.get("optimizer", "muon") != "muon" or ("lr" in given and "optimizer" not in given):
         return False
-    if "muon" not in how.names:
+    if "muon" not in names:
         return True  # candidates that somebody named
     if placement.shard_optimizer or placement.parallel in ("fsdp", "tensor"):
         return False
@@ -136,89 +150,141 @@ def _races(task: Task, given: dict[str, Any], placement: Placement, how: Auto) -
     return isinstance(model, nn.Module) and bool(matrix_names(model))
 
 
-def _trial_steps(count: int, total: Budget, how: Auto) -> int:
-    """Steps of each trial; 0 where one candidate has nobody to race."""
-    steps = int(how.search * total.single_steps) // count
-    if count == 1:
-        return 0
-    if steps < LEAST_TRIAL_STEPS:
-        least = math.ceil(count * LEAST_TRIAL_STEPS / total.single_steps * 1000) / 1000
+def _trial_steps(count: int, single: int, how: Auto) -> int:
+    """Steps of a short trial; 0 where one worker takes too few steps for a race that nobody asked for.
+
+    Each candidate has a short trial, the best one another of twice the steps.
+    """
+    parts = count + 2
+    steps = int((how.search or SEARCH_SHARE) * single) // parts
+    if how.search is None and steps < LEAST_TRIAL_STEPS <= MOST_SEARCH_SHARE * single / parts:
+        steps = LEAST_TRIAL_STEPS
+    if steps < LEAST_TRIAL_STEPS and how.search is not None:
+        least = math.ceil(parts * LEAST_TRIAL_STEPS / single * 1000) / 1000
+        advice = f"raise it to {least:g}, or use --search 0" if least <= 1 else "use --search 0"
         raise RecipeError(
-            f"--search {how.search:g} gives each of {count} candidates {steps} of one worker's {total.single_steps:,} "
-            f"steps, and a trial needs {LEAST_TRIAL_STEPS}; raise it to {least:g}, or drop it"
+            f"--search {how.search:g} gives a trial {steps} of one worker's {single:,} steps, and each needs "
+            f"{LEAST_TRIAL_STEPS}, one of them twice that; {advice}"
         )
-    return min(steps, MOST_TRIAL_STEPS, total.steps)
+    return min(steps, MOST_TRIAL_STEPS) if steps >= LEAST_TRIAL_STEPS else 0
 
 
 def _rank(trial: Trial) -> float:
     return math.inf if trial.loss is None else trial.loss
 
 
-def _verdict(trials: Sequence[Trial], winner: int) -> str:
-    if trials[winner].loss is None:
-        return "all candidates diverged in the race: lower --lr or add --clip-norm"
-    others = [trial for number, trial in enumerate(trials) if number != winner]
+def _verdict(trials: Sequence[Trial], name: str) -> str:
+    mine = next(trial for trial in trials if trial.name == name)
+    others = [trial for trial in trials if trial.name != name]
+    text = f"held-out loss {mine.loss:.4g} after {mine.steps} steps"
+    if not others:
+        return text
     best = min(others, key=_rank)
-    beaten = "diverged" if best.loss is None else f"{best.loss:.4g}"
-    return (
-        f"held-out loss {trials[winner].loss:.4g} after {trials[winner].steps} steps; next {best.name} at "
-        f"{best.lr:g}: {beaten}"
-    )
+    return f"{text}; next {best.name}: {'diverged' if best.loss is None else f'{best.loss:.4g}'}"
 
 
 def _applied(
-    base: Recipe, given: dict[str, Any], candidate: Candidate, total: Budget, verdict: str
+    base: Recipe, given: dict[str, Any], chosen: Candidate, total: Budget, verdict: str
 ) -> tuple[Recipe, list[Derived]]:
     """The recipe of a candidate, and the reasons for each value; what the task has already is not derived."""
     own = base.replace(**given)
-    recipe, threads = resolve(
-        base.replace(**candidate.fields), {**given, **_fields(candidate)}, "plain", available_cores()
-    )
-    reasons = candidate.derived()
-    if verdict and not any(value.field == "optimizer" for value in reasons):
-        reasons.insert(0, Derived("optimizer", recipe.optimizer, ""))
-    named = [
-        dataclasses.replace(value, reason=verdict) if verdict and value.field == "optimizer" else value
-        for value in reasons
-    ]
-    changed = [value for value in named if value.field == "optimizer" or getattr(own, value.field) != value.value]
+    budgeted = {**given, "epochs": chosen.fields["epochs"]}  # which was that of a single worker
+    recipe, threads = resolve(base.replace(**chosen.fields), budgeted, "plain", available_cores())
+    reasons = [value for value in chosen.derived() if value.field != "optimizer"]
+    changed = [value for value in reasons if getattr(own, value.field) != value.value]
     times = total.samples / (total.single_steps * own.worker_batch)
     price = Derived("samples", total.samples, f"{times:.2f} times those of one worker")
-    return recipe, [*changed, price, *threads]
+    return recipe, [Derived("optimizer", recipe.optimizer, verdict), *changed, price, *threads]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Race:
-    """Where candidates are tried."""
+    """Where candidates are tried, and what was found so far."""
 
     task: Task
     base: Recipe
     given: dict[str, Any]
     placement: Placement
-    hold_out: bool
-    alone: bool
+    samples: int
+    steps: int
+    processes: int
+    on_trial: OnTrial
+    trials: list[Trial] = field(default_factory=list)
 
-    def run(self, candidate: Candidate, steps: int) -> Trial:
-        """Train a candidate over a shortened course, and look at the held-out loss once, at its end."""
-        recipe = self.base.replace(**candidate.fields)
-        recipe = recipe.replace(**self.given | _fields(candidate))
-        share = steps / recipe.total_steps(len(open_samples(self.task.train, 0, "training")))
-        short = {"steps": steps, "warmup_epochs": recipe.warmup_epochs * share}
-        trial = recipe.replace(**short, patience=None, target=None, threads=recipe.threads or 1)
-        stop = signals.Stop()
-        training = Training(self.task, trial, self.placement, hold_out=True, alone=self.alone)
+    def winner(self, names: Sequence[str], known: Sequence[Trial]) -> tuple[str, float] | None:
+        """The best candidate, and how much of what it learns carries over; None where all diverge.
+
+        Arguments:
+            names: of the candidates.
+            known: trials of a race that was stopped, which are not run again.
+        """
+        older = any(trial.train_loss is None and trial.loss is not None for trial in known)  # than this way to race
+        ready = [] if older else [*known]
+        short = {name: self._next(ready, name, self.steps) for name in names}
+        for name in sorted(names, key=lambda name: _rank(short[name])):
+            if short[name].loss is None:
+                return None
+            longer = self._next(ready, name, 2 * self.steps)
+            if longer.loss is not None:
+                return name, carried(short[name], longer)
+        return None
+
+    def _next(self, ready: list[Trial], name: str, steps: int) -> Trial:
+        if ready and (ready[0].name != name or ready[0].steps > steps):
+            ready.clear()  # of another race
+        trial = ready.pop(0) if ready else self.run(name, steps)
+        self.trials.append(trial)
+        self.on_trial(trial)
+        return trial
+
+    def search(self, epochs: float) -> Search:
+        """What was trained so far, by one worker's epochs."""
+        return Search(
+            sum(trial.steps for trial in self.trials),
+            sum(trial.samples for trial in self.trials),
+            sum(trial.seconds for trial in self.trials),
+            trials=tuple(self.trials),
+            epochs=epochs,
+        )
+
+    def run(self, name: str, steps: int) -> Trial:
+        """Train a candidate over a shortened course, and look at its losses once, at its end."""
+        wanted = self.base.replace(**self.given)
+        given = {**self.given, "workers": min(wanted.workers, MOST_WORKERS)}
+        fields = candidate(name, self.base, given, self.samples, steps).fields
+        recipe = self.base.replace(**fields).replace(**given)
+        part = max(1, min(2 * self.steps * recipe.global_batch // TRIAL_PASSES, self._most_samples()))
+        rising = self.given["warmup_epochs"] / wanted.epochs if "warmup_epochs" in self.given else WARMUP_SHARE
+        course = {"steps": steps, "warmup_epochs": rising * steps * recipe.global_batch / part}
+        trial = recipe.replace(**course, patience=None, target=None, threads=recipe.threads or 1)
+        stop, alone = signals.Stop(), not 1 < self.processes <= recipe.workers
+        training = Training(self.task, trial, self.placement, hold_out=True, alone=alone, most_samples=part)
         with training, stop.of(training), signals.stopping(stop.ask):
-            seconds, loss = _train(training, steps)
-        return Trial(candidate.name, recipe.lr * recipe.lr_factor, training.progress.step, training.seen, seconds, loss)
+            seconds, loss, train_loss = _train(training, steps)
+        peak = trial.lr * trial.lr_factor
+        return Trial(name, peak, training.progress.step, training.seen, seconds, loss, train_loss)
+
+    def _most_samples(self) -> int:
+        return self.samples - (held_out_samples(self.samples) if self.task.validation is None else 0)
 
 
-def _fields(candidate: Candidate) -> dict[str, Any]:
-    """What replaces even what was given: the budget, which was that of a single worker."""
-    return {"epochs": candidate.fields["epochs"]}
+def carried(short: Trial, longer: Trial) -> float:
+    """The share of what a longer trial has learned more of its training data that holds for held-out data.
+
+    (held-out loss, short − longer) ÷ (training loss, short − longer); 1 where the longer one has learned nothing more.
+    """
+    assert short.loss is not None
+    assert longer.loss is not None
+    assert short.train_loss is not None
+    assert longer.train_loss is not None
+    learned = short.train_loss - longer.train_loss
+    if learned <= 1e-6 * abs(short.train_loss):
+        return 1.0
+    return (short.loss - longer.loss) / learned
 
 
-def _train(training: Training, steps: int) -> tuple[float, float | None]:
-    """Seconds, and the loss on held-out data after some steps; None where it diverged."""
+def _train(training: Training, steps: int) -> tuple[float, float | None, float | None]:
+    """Seconds, and the losses on held-out and on training data after all steps; None where it diverged."""
     held_out, training.validation = training.validation, None  # looked at once, not at every epoch
     seconds = 0.0
     try:
@@ -229,17 +295,17 @@ def _train(training: Training, steps: int) -> tuple[float, float | None]:
                     break
         if training.interrupted:
             name = signals.name(training.interrupted)
-            raise Interrupted(f"{name} stopped auto's race; the same command starts it again", training.interrupted)
-        training.validation = held_out
-        loss = training.validate()["loss"]
+            raise Interrupted(f"{name} stopped auto's race; the same command continues it", training.interrupted)
+        assert held_out is not None
+        judged = some(held_out, max(len(training.samples), LEAST_HELD_OUT))
+        loss, train_loss = (training.validate(part)["loss"] for part in (judged, training.samples))
     except NonFiniteLoss:
-        return seconds, None
-    return seconds, loss if math.isfinite(loss) else None
+        return seconds, None, None
+    finite = math.isfinite(loss) and math.isfinite(train_loss)
+    return (seconds, loss, train_loss) if finite else (seconds, None, None)
 
 
-def measure(
-    task: Task, recipe: Recipe, samples: int, placement: Placement, hold_out: bool = False, alone: bool = True
-) -> Search:
+def measure(task: Task, recipe: Recipe, samples: int, placement: Placement, hold_out: bool = False) -> Search:
     """A pilot: train for a few steps, on what will be trained on, and measure the noise scale."""
     workers = min(recipe.workers, MOST_WORKERS)
     fitting = round(PILOT_SHARE * recipe.epochs * samples / (workers * recipe.worker_batch))
