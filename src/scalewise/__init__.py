@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scalewise.runs.measure.measure import measure
     from scalewise.runs.plan import plan
     from scalewise.runs.train import fit
+    from scalewise.runs.tune.tune import tune
     from scalewise.tasks import augment
     from scalewise.tasks.load import load_task
     from scalewise.tasks.task import Loss, Task, accuracy
@@ -51,6 +52,7 @@ _HOMES = {
     "measure": "scalewise.runs.measure.measure",
     "plan": "scalewise.runs.plan",
     "train": "scalewise.engine.loop",
+    "tune": "scalewise.runs.tune.tune",
     "watch": "scalewise.watch.watcher",
 }
 _MODULES = {
@@ -82,6 +84,7 @@ __all__ = [
     "optim",
     "plan",
     "train",
+    "tune",
     "watch",
 ]
 

@@ -15,6 +15,7 @@ EXTRAS = {
     "keras": "keras",
     "lightning": "lightning",
     "mlflow": "mlflow",
+    "optuna": "tune",
     "tensorboard": "tensorboard",
     "trackio": "trackio",
     "transformers": "transformers",

@@ -13,12 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from scalewise.errors import RecipeError
 from scalewise.files import parse_json, read_bytes
 
-OptimizerName = Literal["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb", "muon"]
+OptimizerName = Literal[
+    "sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb", "muon", "soap", "schedule-free"
+]  # fmt: skip
 LrRule = Literal["none", "linear", "sqrt", "adascale"]
 ScheduleName = Literal["constant", "cosine", "linear", "step", "growth"]
 RecipeMode = Literal["auto", "plain"]
 
-ADAPTIVE = frozenset({"adam", "adamw", "lamb", "muon"})  # the step's length does not grow with the gradient's
+# the step's length does not grow with the gradient's
+ADAPTIVE = frozenset({"adam", "adamw", "lamb", "muon", "soap", "schedule-free"})
 USUAL_LR: dict[str, float] = {  # nearly the best for `digits` at its worker batch of 32 (docs/log.md)
     "sgd": 0.2,
     "momentum": 0.02,
@@ -28,6 +31,8 @@ USUAL_LR: dict[str, float] = {  # nearly the best for `digits` at its worker bat
     "lars": 1.0,  # these two are relative changes: of a thousandth of a layer's own norm, and of all of it
     "lamb": 0.01,
     "muon": 0.003,
+    "soap": 0.003,
+    "schedule-free": 0.005,
 }
 GROWTH = 8  # of the noise over a whole training beside its first steps; 0.5 to 17, mostly 1 to 9, in results/*-auto.md
 CHANGEABLE_ON_RESUME = frozenset({"epochs", "steps", "patience", "target"})
@@ -67,9 +72,18 @@ class Recipe(BaseModel):
     )
     drop: int = Field(10, ge=2, description="Factor by which step lowers the rate, or growth raises the global batch")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of momentum, nesterov, lars and muon")
-    beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay of adam, adamw, lamb and muon's adamw")
-    beta2: float = Field(0.999, ge=0, lt=1, description="Second-moment decay of adam, adamw, lamb and muon's adamw")
-    epsilon: float = Field(1e-8, gt=0, description="Denominator offset of adam, adamw, lamb and muon's adamw")
+    beta1: float = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description="First-moment decay of adam, adamw, lamb, soap and muon's adamw; weight of x in schedule-free's y",
+    )
+    beta2: float = Field(
+        0.999, ge=0, lt=1, description="Second-moment decay of adam, adamw, lamb, soap, schedule-free and muon's adamw"
+    )
+    epsilon: float = Field(
+        1e-8, gt=0, description="Denominator offset of adam, adamw, lamb, soap, schedule-free and muon's adamw"
+    )
     weight_decay: float = Field(0.0, ge=0, description="Weight decay, as the optimizer defines it")
     trust_coefficient: float = Field(
         0.001, gt=0, description="Share of its own norm by which a layer moves at rate 1 (lars)"
@@ -120,6 +134,8 @@ class Recipe(BaseModel):
                 f"batch_norm ghost:N needs N to divide the samples that go through the model at once "
                 f"({self.rows}), got ghost:{self.ghost_batch}; choose a divisor of {self.rows}"
             )
+        if self.optimizer == "schedule-free" and not self.beta1:
+            raise ValueError("schedule-free needs beta1 above 0, got 0: x could not be found from y; use --beta1 0.9")
         if self.lr_rule == "adascale" and self.schedule == "growth":
             raise ValueError(
                 "schedule growth and lr_rule adascale cannot be combined; choose another --schedule or --lr-rule"
@@ -249,7 +265,8 @@ class Trial:
     steps: int
     samples: int
     seconds: float
-    loss: float | None  # None where it diverged
+    loss: float | None  # on held-out data; None where it diverged
+    train_loss: float | None = None  # on what it trained on, at the end
 
 
 @dataclass(frozen=True)
@@ -261,6 +278,7 @@ class Search:
     seconds: float
     noise_scale: float | None = None  # samples, of the pilot; None where it could not be separated from infinity
     trials: tuple[Trial, ...] = ()
+    epochs: float | None = None  # of one worker, that the race started from
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `search` of the result."""

@@ -229,11 +229,12 @@ def keep_until(path: Path, step: int) -> str | None:
     records = [record for _, record in _lines(path)]
     kept = [record for record in records if record and record["kind"] in OF_A_STEP and record["step"] <= step]
     bad = [number for number, record in enumerate(records[:-1], 1) if record is None]
-    aside = _copy_aside(path) if bad else None
+    dropped = None
+    if bad:
+        aside = _copy_aside(path)
+        dropped = f"{path}: {len(bad)} lines, the first of them {bad[0]}, are not records; {aside.name} has them"
     write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
-    if aside is None:
-        return None
-    return f"{path}: {len(bad)} lines, the first of them {bad[0]}, are not records; {aside.name} has them"
+    return dropped
 
 
 def names_aside(path: Path) -> Iterator[Path]:
@@ -249,13 +250,14 @@ def _copy_aside(path: Path) -> Path:
     raise RunFolderError(f"{path} was damaged a thousand times; remove the damaged ones beside it")
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file's content so that readers see the old or the new, never a part; nothing is left of a failure."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)  # of a process that had this number, or a link put there to be followed
     try:
-        with temporary.open("x", encoding="utf-8", errors="replace") as file:  # JSON may hold halves of characters
-            file.write(text)
+        with temporary.open("xb") as file:
+            # JSON may hold halves of characters
+            file.write(content if isinstance(content, bytes) else content.encode(errors="replace"))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -74,7 +74,10 @@ def recipe_of(optimizer: Optimizer, worker_batch: int, epochs: float) -> Recipe:
     >>> recipe_of(optimizer, worker_batch=32, epochs=5.0).optimizer
     'momentum'
     """
-    group = _only_group(optimizer)
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    group = settings[0]
+    if any(other != group for other in settings[1:]):
+        raise _unreadable("parameter groups with different settings")
     fields: dict[str, Any] = {"worker_batch": worker_batch, "epochs": float(epochs), "lr": float(group["lr"])}
     fields["weight_decay"] = float(group.get("weight_decay", 0.0))
     if type(optimizer) is torch.optim.SGD:
@@ -95,14 +98,6 @@ def sgd_fields(group: Mapping[str, Any]) -> dict[str, Any]:
     if not group["momentum"]:
         return {"optimizer": "sgd"}
     return {"optimizer": "nesterov" if group["nesterov"] else "momentum", "momentum": float(group["momentum"])}
-
-
-def _only_group(optimizer: Optimizer) -> dict[str, Any]:
-    """The settings of all parameter groups, where they are the same."""
-    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    if any(other != settings[0] for other in settings[1:]):
-        raise _unreadable("parameter groups with different settings")
-    return settings[0]
 
 
 def _unreadable(got: str) -> TaskError:
@@ -148,11 +143,11 @@ class Rows(Dataset[dict[str, Tensor]]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {name: torch.as_tensor(value) for name, value in self._rows[index].items() if _is_numeric(value)}
-
-
-def _is_numeric(value: object) -> bool:
-    return isinstance(value, Tensor) or np.asarray(value).dtype.kind in "biuf"
+        return {
+            name: torch.as_tensor(value)
+            for name, value in self._rows[index].items()
+            if isinstance(value, Tensor) or np.asarray(value).dtype.kind in "biuf"
+        }
 
 
 def data_of(data: Any) -> Data:  # noqa: ANN401  (whatever a library takes)

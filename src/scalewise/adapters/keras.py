@@ -199,8 +199,8 @@ def load(model: keras.Model, run: str | Path) -> keras.Model:
     path = Path(run) / "model.safetensors"
     if not path.is_file():
         raise RunFolderError(f"{run} must be the folder of a finished run, found no model.safetensors; check the path")
-    stored = load_file(path)
-    wanted = {name: tuple(variable.shape) for name, variable in weight_names(model).items()}
+    stored, weights = load_file(path), weight_names(model)
+    wanted = {name: tuple(variable.shape) for name, variable in weights.items()}
     found = {name: tuple(stored[name].shape) for name in wanted if name in stored}
     if wanted != found:
         wrong = next(name for name in wanted if wanted[name] != found.get(name))
@@ -208,7 +208,7 @@ def load(model: keras.Model, run: str | Path) -> keras.Model:
             f"{path} must hold the weights of this model, got {found.get(wrong, 'none')} for {wrong} of shape "
             f"{wanted[wrong]}; build the model that was trained"
         )
-    for name, variable in weight_names(model).items():
+    for name, variable in weights.items():
         variable.assign(stored[name])
     return model
 

@@ -102,7 +102,11 @@ def task(
         fields: further fields of `sw.Task`, such as metric or buffers.
     """
     if isinstance(train, LightningDataModule):
-        train, validation, test = _loaders(train)
+        train.prepare_data()
+        for stage in ("fit", "test"):
+            train.setup(stage)
+        loaders = [getattr(train, f"{name}_dataloader")() for name in ("train", "val", "test")]
+        train, validation, test = (one or None for one in loaders)
     if test is None:
         raise TaskError("a task needs test data, got none; pass test=, or a datamodule with test_dataloader()")
     loaded = train.batch_size if isinstance(train, DataLoader) else None
@@ -113,14 +117,6 @@ def task(
     return Task(model=module, step=lambda made, batch: _step(made, batch, weight), **data, **(names | fields))
 
 
-def _loaders(datamodule: LightningDataModule) -> tuple[Any, Any, Any]:
-    datamodule.prepare_data()
-    for stage in ("fit", "test"):
-        datamodule.setup(stage)
-    made = [getattr(datamodule, f"{name}_dataloader")() for name in ("train", "val", "test")]
-    return tuple(one or None for one in made)  # type: ignore[return-value]
-
-
 def _optimizer(module: LightningModule) -> Optimizer:
     """The one optimizer that a module asks for, without a schedule."""
     made = module.configure_optimizers()
@@ -129,15 +125,12 @@ def _optimizer(module: LightningModule) -> Optimizer:
     if isinstance(made, dict) and made.keys() == {"optimizer"}:
         made = made["optimizer"]
     if not isinstance(made, Optimizer):
+        several = f"a {type(made).__name__} of {len(made)}" if isinstance(made, list | tuple | dict) else None
         raise TaskError(
             f"a recipe can be read where configure_optimizers returns one torch.optim.Optimizer and no schedule, got "
-            f"{_described(made)}; {WAY_OUT}"
+            f"{several or type(made).__name__}; {WAY_OUT}"
         )
     return made
-
-
-def _described(made: object) -> str:
-    return f"a {type(made).__name__} of {len(made)}" if isinstance(made, list | tuple | dict) else type(made).__name__
 
 
 def _step(module: Any, batch: Batch, weight: Callable[[Batch], Tensor | float] | None) -> Loss:  # noqa: ANN401

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from scalewise.adapters.common import Watching, noise_values, parts_of, samples_in
@@ -37,7 +37,9 @@ class Scalewise(Watching, TrainerCallback):  # type: ignore[misc]  # Transformer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:  # noqa: ANN401
         """Begin to watch, before the first step."""
-        self.watcher = watch(_wrapped(known["model"]), known["optimizer"], self._out, show=self._show)
+        model = known["model"]  # or what averages its gradients over processes, which callbacks do not receive
+        wrappers = (one for one in gc.get_objects() if type(one) is DistributedDataParallel and one.module is model)
+        self.watcher = watch(next(wrappers, model), known["optimizer"], self._out, show=self._show)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:  # noqa: ANN401
         """Note the noise scale, print what was found."""
@@ -46,12 +48,6 @@ class Scalewise(Watching, TrainerCallback):  # type: ignore[misc]  # Transformer
         self.watcher.close()
         if state.is_world_process_zero:
             state.log_history.append({"step": state.global_step, **noise_values(self.watcher)})
-
-
-def _wrapped(model: nn.Module) -> nn.Module:
-    """The model, or what averages its gradients over processes: callbacks do not receive it."""
-    wrappers = (one for one in gc.get_objects() if type(one) is DistributedDataParallel and one.module is model)
-    return next(wrappers, model)
 
 
 def task(

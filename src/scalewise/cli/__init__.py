@@ -39,6 +39,7 @@ BENCHES = {
 COMMANDS = {
     "train": "Train a task with any number of workers.",
     "compare": "Compare the remedies for many workers, over seeds.",
+    "tune": "Search for the recipe with the fewest steps, and prove it.",
     "measure": "How far can this model scale?",
     "plan": "How many workers, in which time, for how much?",
     "forecast": "How much data, or how large a model, for a target?",

@@ -30,6 +30,7 @@ def compare(
     workers: str | None = None,
     seeds: int | None = None,
     rows: str | None = None,
+    tuned: Path | None = None,
     set: Settings = None,
     tune: int | None = None,
     hold_out: Annotated[bool, Parameter(negative=())] = False,
@@ -51,8 +52,9 @@ def compare(
         workers: Workers of every row but single, 8 by default; several as in 1,2,4,8 draw the error against the global
             batch.
         seeds: Runs of every row, with seeds 0, 1, …; 5 by default.
-        rows: Of single,naive,batch-norm,lr-scaled,warm-up,lars,lamb,adascale,auto; all, or naive,auto with several
-            counts.
+        rows: Of single,naive,batch-norm,lr-scaled,warm-up,lars,lamb,adascale,auto, by default these (naive,auto with
+            several counts), and muon and tuned.
+        tuned: Recipe that scalewise tune found, for the row tuned.
         tune: Learning rates that every row may try on validation data before its seeds are run.
         hold_out: Keep a tenth of the training data out for validation, where the task has no validation data.
         jobs: Runs at the same time; by default as many as there are cores for their threads.

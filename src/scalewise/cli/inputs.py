@@ -15,7 +15,7 @@ from rich.console import Console
 
 from scalewise.errors import UsageError
 from scalewise.present import terminal
-from scalewise.present.live import DownloadView, StatusView
+from scalewise.present.live import StatusView, downloading
 from scalewise.present.stored import Stored
 from scalewise.present.story import Story
 from scalewise.recipe import Recipe
@@ -87,9 +87,8 @@ def download(task_spec: str, data: Path | None, quiet: bool) -> None:
 
     source = BUILT_IN[task_spec].published() if task_spec in BUILT_IN else None
     if source is not None and sources.find(source, data) is None:
-        view = DownloadView(quiet)
-        with view.live():
-            sources.read(source, data, view.show)
+        with downloading(quiet) as show:
+            sources.read(source, data, show)
 
 
 def options(arguments: Mapping[str, Any], subject: str = "task") -> dict[str, Any]:

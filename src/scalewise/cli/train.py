@@ -37,7 +37,7 @@ def train(
     set: Settings = None,
     recipe: str = "auto",
     epochs_fixed: Annotated[bool, Parameter(negative=())] = False,
-    search: float = 0.0,
+    search: float | None = None,
     candidates: str = "muon,own",
     data: Annotated[Path | None, Parameter(group=PLACEMENT)] = None,
     processes: Annotated[int | None, Parameter(group=PLACEMENT)] = None,
@@ -67,7 +67,7 @@ def train(
     Arguments:
         recipe: auto derives what was not given, with several workers; plain changes nothing else; or a JSON file.
         epochs_fixed: Keep auto to the number of samples of a single worker, at the price of accuracy.
-        search: Race optimizers before step 0, over this share of one worker's steps (0.05); 0 follows the noise.
+        search: Steps of auto's race, as a share of one worker's; by default about 0.03. 0 follows the noise (AdaScale).
         candidates: Optimizers that auto races, separated by commas; own is the task's.
         data: Folder of the task's data files, searched before $SCALEWISE_DATA and the usual caches; for downloads.
         processes: Operating-system processes, 1 to workers; by default as many as fill the machine.

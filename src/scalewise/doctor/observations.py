@@ -57,7 +57,7 @@ class WatchedStep:
     averaging: per micro batch, (positions with a gradient at the model's output, sum of its absolute values).
     top_label: how many samples of the micro batches seen have the commonest label, that label, and of how many.
     weights: some weights after the step; weight_norm: the norm of all of them.
-    statistics_gap: how far batch-norm's running statistics are from this micro batch's (see watching/statistics.py).
+    statistics_gap: how far batch-norm's running statistics are from this micro batch's.
     statistics_layers: batch-norm layers in training mode, which alone take statistics; the other statistics_… are of
         them: batches the first has seen, the smallest group of samples, the smallest momentum.
     """

@@ -77,7 +77,7 @@ def _same(sentence: str) -> Finding:
     return Finding(
         "same-data",
         "high",
-        sentence[0].lower() + sentence[1:],
+        sentence,
         "Give every process its own shard: DataLoader(data, sampler=torch.utils.data.DistributedSampler(data)).",
     )
 

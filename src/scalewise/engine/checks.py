@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from scalewise.engine.data.feed import placed
 from scalewise.engine.data.samples import Samples, check_finite, targets
+from scalewise.engine.evaluate import evaluating
 from scalewise.engine.parallel import Strategy
 from scalewise.engine.parallel.model import PlacedModel
 from scalewise.engine.parallel.workers import WorkerNumbers, WorkerStep
@@ -65,13 +66,12 @@ def _outputs(recipe: Recipe, model: PlacedModel, samples: Samples, device: torch
     """How many classes the model distinguishes; None when one sample alone does not show it."""
     first = torch.zeros(1, dtype=torch.long)
     model.buffers.remember()
-    model.module.eval()
     try:
-        output = model.module(placed(samples.fetch(first, first), device, recipe.layout)[0])
+        with evaluating(model.module):
+            output = model.module(placed(samples.fetch(first, first), device, recipe.layout)[0])
     except Exception:  # whatever is wrong with the model, the first step reports it better
         return None
     finally:
-        model.module.train()
         model.buffers.restore()
     return output.shape[1] if isinstance(output, Tensor) and output.ndim == 2 else None
 
@@ -97,10 +97,12 @@ def check_losses(strategy: Strategy, samples: Samples, step: int, workers: Seque
 
 def check_gradients(strategy: Strategy, samples: Samples, step: int, team: Team) -> None:
     """Refuse a worker's gradient that is not finite, before it reaches the weights."""
-    found = _first_non_finite(strategy, step, team)
-    if found is None:  # only its square was too large for a number
+    names = [*strategy.model.parameters]
+    mine = [(one.worker, name) for one in strategy.worker_steps(step) for name in non_finite_gradients(one, names)]
+    found = [first for one in team.gather_objects(mine[:1]) for first in one]  # the same on every process
+    if not found:  # only its square was too large for a number
         return
-    worker, parameter = found
+    worker, parameter = min(found, key=lambda first: first[0])
     indices = _checked_samples(strategy, samples, step, worker)
     raise NonFiniteGradient(
         f"gradients must stay finite, that of {parameter} is not at step {step + 1} on worker {worker} (training "
@@ -113,14 +115,6 @@ def check_gradients(strategy: Strategy, samples: Samples, step: int, team: Team)
 def non_finite_gradients(one: WorkerStep, names: Sequence[str]) -> list[str]:
     """The parameters whose gradients are not finite."""
     return [name for name, gradient in zip(names, one.gradients, strict=True) if not gradient.isfinite().all()]
-
-
-def _first_non_finite(strategy: Strategy, step: int, team: Team) -> tuple[int, str] | None:
-    """The first worker with a gradient that is not finite, and its first such parameter; the same on every process."""
-    names = [*strategy.model.parameters]
-    mine = [(one.worker, name) for one in strategy.worker_steps(step) for name in non_finite_gradients(one, names)]
-    found = [first for one in team.gather_objects(mine[:1]) for first in one]
-    return min(found, default=None, key=lambda first: first[0])
 
 
 def _checked_samples(strategy: Strategy, samples: Samples, step: int, worker: int) -> list[int]:

@@ -9,12 +9,11 @@ Recomputing happens around an evaluation only; the training state, and its hash,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 
 from scalewise.engine.data import streams
 from scalewise.engine.data.feed import fetched, placed
@@ -24,7 +23,7 @@ from scalewise.engine.parallel.workers import means, numbers_tensor, precision
 from scalewise.engine.processes.team import Team
 from scalewise.nn.batch_norm import averaging_layers
 from scalewise.recipe import Recipe
-from scalewise.tasks.task import Batch, Task
+from scalewise.tasks.task import Task
 
 SMALLEST_BATCH = 64
 
@@ -47,8 +46,7 @@ def evaluate(
     batches = fetched(samples, ((indices, torch.zeros_like(indices)) for indices in requests), loaders, team.device)
     names: list[str] = []
     rows = []
-    model.module.eval()
-    try:
+    with evaluating(model.module):
         for start, indices, batch in zip(mine, requests, batches, strict=True):
             streams.seed_everything(streams.key("evaluate", recipe.seed, start), team.device)
             with precision(recipe, team.device):
@@ -58,31 +56,16 @@ def evaluate(
                 check_finite(samples, indices.tolist(), [0] * len(indices), what)
             names = [*pairs]
             rows.append([number for pair in pairs.values() for number in pair])
-    finally:
-        model.module.train()
     names = team.shared(names)  # also on a process that had no batch
     table = numbers_tensor(rows, team.device).view(len(rows), 2 * len(names))
     counts = [len(starts[process :: team.size]) for process in range(team.size)]
-    return _means(names, team.gather_rows(table, counts).wait(), counts)
-
-
-def _means(names: list[str], rows: Tensor, counts: list[int]) -> dict[str, float]:
-    """Means from (total, weight) pairs; rows come by process and are summed by batch."""
-    by_process = iter(rows.tolist())
-    parts = [[next(by_process) for _ in range(count)] for count in counts]
-    ordered = [parts[batch % len(counts)][batch // len(counts)] for batch in range(sum(counts))]
-    return means(names, ordered)
+    by_process = [part.tolist() for part in team.gather_rows(table, counts).wait().split(counts)]
+    by_batch = [by_process[batch % team.size][batch // team.size] for batch in range(len(starts))]
+    return means(names, by_batch)
 
 
 SETTLED = 30.0  # times that the averages must have been renewed before they are trusted
 SAMPLES = 4096  # that the statistics are recomputed from
-
-
-def _recomputes(recipe: Recipe, norms: list[_BatchNorm], steps: int) -> bool:
-    """Whether evaluation after `steps` steps uses recomputed statistics."""
-    if not norms or recipe.statistics == "running":
-        return False
-    return recipe.statistics == "recomputed" or any(steps * (norm.momentum or 0.0) < SETTLED for norm in norms)
 
 
 @contextmanager
@@ -102,7 +85,9 @@ def right_statistics(
     the mean over groups of the shape that training has, each counting alike. Every process computes the same ones.
     """
     norms = [norm for norm in averaging_layers(model.module) if norm.training]  # not frozen ones
-    if not _recomputes(recipe, norms, steps):
+    settled = all(steps * (norm.momentum or 0.0) >= SETTLED for norm in norms)
+    settled = settled and recipe.optimizer != "schedule-free"  # whose running averages are those of y
+    if recipe.statistics == "running" or not norms or (settled and recipe.statistics != "recomputed"):
         yield
         return
     kept = [(norm.momentum, [buffer.clone() for buffer in norm.buffers()]) for norm in norms]
@@ -114,38 +99,28 @@ def right_statistics(
         stream = streams.SampleStream(len(samples), recipe.seed)
         starts = range(0, size * max(1, min(most, len(samples)) // size), size)
         batches = fetched(samples, (stream.take(start, start + size) for start in starts), loaders, device)
-        _pass_batches(task, recipe, model, norms, batches, device)
+        with torch.no_grad(), evaluating(model.module, norms):
+            for number, batch in enumerate(batches):
+                streams.seed_everything(streams.key("statistics", recipe.seed, number), device)
+                with precision(recipe, device):
+                    task.evaluate(model.module, placed(batch, device, recipe.layout))
         for norm, (_, buffers) in zip(norms, kept, strict=True):
             if not norm.num_batches_tracked:  # evaluation leaves it out, as a head that only training uses
-                _copy(norm, buffers)
+                torch._foreach_copy_([*norm.buffers()], buffers)
         yield
     finally:
         for norm, (momentum, buffers) in zip(norms, kept, strict=True):
             norm.momentum = momentum
-            _copy(norm, buffers)
+            torch._foreach_copy_([*norm.buffers()], buffers)
 
 
-def _copy(norm: _BatchNorm, values: list[Tensor]) -> None:
-    for buffer, value in zip(norm.buffers(), values, strict=True):
-        buffer.copy_(value)
-
-
-@torch.no_grad()
-def _pass_batches(
-    task: Task,
-    recipe: Recipe,
-    model: PlacedModel,
-    norms: list[_BatchNorm],
-    batches: Iterator[Batch],
-    device: torch.device,
-) -> None:
-    model.module.eval()
-    for norm in norms:
-        norm.train()
+@contextmanager
+def evaluating(module: nn.Module, training: Sequence[nn.Module] = ()) -> Iterator[None]:
+    """The context in which a model is evaluated, some of its layers as in training."""
+    module.eval()
+    for layer in training:
+        layer.train()
     try:
-        for number, batch in enumerate(batches):
-            streams.seed_everything(streams.key("statistics", recipe.seed, number), device)
-            with precision(recipe, device):
-                task.evaluate(model.module, placed(batch, device, recipe.layout))
+        yield
     finally:
-        model.module.train()
+        module.train()

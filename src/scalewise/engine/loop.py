@@ -14,7 +14,7 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Self
@@ -24,7 +24,7 @@ from torch import Tensor
 from scalewise import schedules
 from scalewise.engine import parallel
 from scalewise.engine.checks import check_gradients, check_label_smoothing, check_labels, check_losses
-from scalewise.engine.data.samples import Samples, hold_out, open_samples
+from scalewise.engine.data.samples import Samples, hold_out, open_samples, some
 from scalewise.engine.evaluate import SAMPLES as STATISTICS_SAMPLES
 from scalewise.engine.evaluate import evaluate, right_statistics
 from scalewise.engine.pace import Pace, Progress, Selection
@@ -85,6 +85,7 @@ class Training:
         hold_out: bool = False,
         search: Search | None = None,
         alone: bool = False,
+        most_samples: int | None = None,
     ) -> None:
         """Nothing happens before `with`.
 
@@ -96,11 +97,12 @@ class Training:
                 the recipe asks for it.
             search: what was trained before step 0 to derive the recipe, passed on to the result.
             alone: train on this process by itself, also inside a job of several.
+            most_samples: train on no more than so many of the training samples.
         """
         self.recipe, threads = resolve(recipe, {}, "plain", available_cores())
         self.derived = (derived or []) + threads
         self.task, self.placement, self.pause_every, self.hold_out = task, placement, pause_every, hold_out
-        self.search, self._alone = search, alone
+        self.search, self._alone, self._most_samples = search, alone, most_samples
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         self.final: dict[str, Tensor] = {}  # once training has ended: the model to use, with its right statistics
@@ -140,6 +142,8 @@ class Training:
             self.validation = open_samples(task.validation, recipe.seed, "validation")
         elif recipe.selects or self.hold_out:
             samples, self.validation = hold_out(samples)
+        if self._most_samples is not None:
+            samples = some(samples, self._most_samples)
         self.samples, self.test = samples, open_samples(task.test, recipe.seed, "test")
         self.cuts = schedules.Cuts(recipe, len(samples))
         self.pace = Pace(recipe, len(samples), self.cuts)
@@ -150,6 +154,7 @@ class Training:
         check_labels(task, recipe, model, parts, self.team.device)
         setup = Setup(task, recipe, self.placement, self.team, samples, self.cuts, model)
         self.strategy: Strategy = parallel.build(setup)
+        self._view: Callable[[], AbstractContextManager[PlacedModel]] = self.strategy.evaluated
 
     def restore(self, progress: Progress) -> None:
         """Continue from where a checkpoint was; what was not exact before stays so."""
@@ -322,14 +327,16 @@ class Training:
             samples_per_second=self._samples_per_second(),
         )
 
-    def validate(self) -> dict[str, float]:
-        """Loss and metrics of the present weights on the validation data; training continues unchanged."""
+    def validate(self, samples: Samples | None = None) -> dict[str, float]:
+        """Loss and metrics of the present weights, by default on validation data; training continues unchanged."""
+        if samples is not None:
+            return self._evaluate(samples, "training")
         if self.validation is None:
             raise TaskError("validation data are needed, got none; give the task validation=…, or hold some out")
         return self._evaluate(self.validation, "validation")
 
     def _evaluate(self, samples: Samples, what: str) -> dict[str, float]:
-        with self.strategy.whole() as model, self._right_statistics(model):
+        with self._view() as model, self._right_statistics(model):
             return evaluate(self.task, self.recipe, model, samples, self.team, self._loaders, what)
 
     def _right_statistics(self, model: PlacedModel) -> AbstractContextManager[None]:
@@ -344,7 +351,7 @@ class Training:
         """Keep the best weights by validation data; returns whether this epoch is the best so far."""
         better = self._selection.observe(self.progress, validation)
         if better:
-            with self.strategy.whole() as model:
+            with self.strategy.evaluated() as model:
                 self.best = {name: tensor.clone() for name, tensor in model.tensors().items()}
         return better
 
@@ -366,9 +373,10 @@ class Training:
         reached = self.reached
         if self.best and recipe.patience is not None:
             self.strategy.load(self.best)
+            self._view = self.strategy.whole  # the best weights were those to evaluate already
             best_sha256 = sha256(self.best)
             progress.validation = self._evaluate(self.validation, "validation") if self.validation is not None else None
-        with self.strategy.whole() as model, self._right_statistics(model):
+        with self._view() as model, self._right_statistics(model):
             self.final = {name: tensor.clone() for name, tensor in model.tensors().items()}
         test = self._evaluate(self.test, "test")
         measured = self.placement.noise and recipe.workers * recipe.micro_batches * self.cuts.most_parts > 1

@@ -105,9 +105,9 @@ def check_recipe(placement: Placement, recipe: Recipe) -> None:
     """Refuse to shard what a recipe needs whole."""
     parallel, optimizer = placement.parallel, recipe.optimizer
     splits = "--shard-optimizer" if placement.shard_optimizer else f"--parallel {parallel}"
-    if optimizer == "muon" and (placement.shard_optimizer or parallel in ("fsdp", "tensor")):
+    if optimizer in ("muon", "soap") and (placement.shard_optimizer or parallel in ("fsdp", "tensor")):
         raise PlacementError(
-            f"--optimizer muon needs whole matrices on every process, and {splits} shards them; drop {splits}"
+            f"--optimizer {optimizer} needs whole matrices on every process, and {splits} shards them; drop {splits}"
         )
     if optimizer in ("lars", "lamb") and parallel == "tensor":
         raise PlacementError(

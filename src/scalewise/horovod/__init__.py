@@ -72,19 +72,16 @@ def run(
             f"torchrun --nnodes"
         )
     try:
-        return call(_unpacked, _packed(func, args, kwargs or {}), processes)
-    except ProcessFailed as error:
-        raise HorovodInternalError(f"run() must call a function that ends on every process, got {error}") from error
-
-
-def _packed(func: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
-    try:
-        return pickle.dumps((func, args, kwargs))
+        packed = pickle.dumps((func, args, kwargs or {}))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             f"run() needs a function of a module and arguments that can be pickled, got {func!r}: {error}; define it "
             f"at the top level of a file"
         ) from None
+    try:
+        return call(_unpacked, packed, processes)
+    except ProcessFailed as error:
+        raise HorovodInternalError(f"run() must call a function that ends on every process, got {error}") from error
 
 
 def _unpacked(call: bytes) -> Any:  # noqa: ANN401

@@ -10,6 +10,7 @@ no round: nothing is sent while nothing is wanted.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 import time
@@ -19,7 +20,8 @@ from collections.abc import Callable, Iterable
 from concurrent import futures
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, TextIO
 
 import torch
 import torch.distributed as dist
@@ -27,7 +29,6 @@ from torch import Tensor
 
 from scalewise.engine.processes.team import all_gather
 from scalewise.horovod.common.exceptions import HorovodInternalError
-from scalewise.horovod.timeline import timeline
 
 WORKING, JOINED, LEAVING = range(3)
 MOST_NEWS = 32  # requests that a process announces in one round; more wait for the next
@@ -48,17 +49,11 @@ class Description:
     details: tuple[object, ...] = ()
 
     def __str__(self) -> str:
-        tensors = [f"{dtype} {_shape(shape)}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        sizes = [", ".join("any" if size is None else str(size) for size in shape) for shape in self.shapes]
+        tensors = [f"{dtype} ({size})" for dtype, size in zip(self.dtypes, sizes, strict=True)]
         shown = tensors if len(tensors) < 4 else [*tensors[:3], f"… {len(tensors)} tensors"]
-        return " ".join([self.kind, ", ".join(shown), "on", self.device, *map(_word, self.details)])
-
-
-def _word(detail: object) -> str:
-    return detail.name if isinstance(detail, Enum) else str(detail)
-
-
-def _shape(shape: tuple[int | None, ...]) -> str:
-    return "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
+        details = [detail.name if isinstance(detail, Enum) else str(detail) for detail in self.details]
+        return " ".join([self.kind, ", ".join(shown), "on", self.device, *details])
 
 
 def describe(kind: str, tensors: Iterable[Tensor], *details: object, free_rows: bool = False) -> Description:
@@ -209,7 +204,12 @@ class Negotiator:
         state, news = self._reason_for_a_round()
         timeline.cycle()
         self._mine |= {request.number: request for request in news}
-        rows = self._tell(state, news)
+        pairs = [number for request in news for number in (request.number, request.signature)]
+        padding = [0] * (2 * MOST_NEWS - len(pairs))
+        mine = torch.tensor([state, len(news), *pairs, *padding], dtype=torch.int64)
+        everyone = mine.new_empty(len(self._ranks) * len(mine))
+        all_gather(everyone, mine, self._group).wait()
+        rows = everyone.view(len(self._ranks), -1).tolist()
         states = {rank: row[0] for rank, row in zip(self._ranks, rows, strict=True)}
         leaving = [rank for rank, told in states.items() if told == LEAVING]
         if leaving:
@@ -223,7 +223,12 @@ class Negotiator:
             if len(self._asked[name].keys() | set(self._joined)) == len(self._ranks):
                 self._run(name, self._asked.pop(name))
         if len(self._joined) == len(self._ranks):
-            self._all_joined()
+            last = self._joined[-1]
+            self._joined.clear()
+            with self._condition:
+                handle, self._join, self._state = self._join, None, WORKING
+            assert handle is not None
+            handle.set_result(last)
 
     def _reason_for_a_round(self) -> tuple[int, list[Request]]:
         """Wait until this process has requests to announce, or waits for those of others."""
@@ -234,22 +239,6 @@ class Negotiator:
                     break
             count = min(MOST_NEWS, len(self._unsent))
             return self._state, [self._unsent.popleft() for _ in range(count)]
-
-    def _tell(self, state: int, news: list[Request]) -> list[list[int]]:
-        pairs = [number for request in news for number in (request.number, request.signature)]
-        padding = [0] * (2 * MOST_NEWS - len(pairs))
-        mine = torch.tensor([state, len(news), *pairs, *padding], dtype=torch.int64)
-        everyone = mine.new_empty(len(self._ranks) * len(mine))
-        all_gather(everyone, mine, self._group).wait()
-        return everyone.view(len(self._ranks), -1).tolist()
-
-    def _all_joined(self) -> None:
-        last = self._joined[-1]
-        self._joined.clear()
-        with self._condition:
-            handle, self._join, self._state = self._join, None, WORKING
-        assert handle is not None
-        handle.set_result(last)
 
     def _run(self, name: int, asked: dict[int, int]) -> None:
         request = self._mine.pop(name, None)
@@ -307,3 +296,60 @@ def _perform(request: Request, group: dist.ProcessGroup) -> None:
             raise
     else:
         request.set_result(output)
+
+
+class Timeline:
+    """A trace in Chrome's format; nothing is written before `begin` and after `end`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._file: TextIO | None = None
+        self._mark_cycles = False
+        self._start = 0
+        self._rows: dict[str, int] = {}
+
+    def begin(self, path: Path, mark_cycles: bool) -> None:
+        """Write a timeline from now on, in place of one that is under way."""
+        self.end()
+        with self._lock:
+            self._mark_cycles, self._rows = mark_cycles, {}
+            self._start = time.perf_counter_ns()
+            self._file = path.open("w")
+            began = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
+            self._file.write("[\n" + json.dumps({"name": "start", "ph": "M", "pid": 0, "args": began}))
+            self._file.flush()
+
+    def end(self) -> None:
+        """End the file, if there is one; it is then valid JSON."""
+        with self._lock:
+            if self._file is not None:
+                self._file.write("\n]\n")
+                self._file.close()
+                self._file = None
+
+    def span(self, row: str, name: str, begun: int) -> None:
+        """Note what began then (`time.perf_counter_ns`) and ends now."""
+        now = time.perf_counter_ns()
+        with self._lock:
+            if self._file is None:
+                return
+            if row not in self._rows:
+                self._rows[row] = len(self._rows) + 1
+                self._write({"name": "process_name", "ph": "M", "args": {"name": row}}, self._rows[row])
+            times = {"ts": (begun - self._start) / 1e3, "dur": (now - begun) / 1e3}
+            self._write({"name": name, "ph": "X", **times}, self._rows[row])
+
+    def cycle(self) -> None:
+        """Note a round of the agreement, if the timeline asks for them."""
+        with self._lock:
+            if self._mark_cycles:
+                at = (time.perf_counter_ns() - self._start) / 1e3
+                self._write({"name": "CYCLE_START", "ph": "i", "ts": at, "s": "g"}, 0)
+
+    def _write(self, event: dict[str, object], row: int) -> None:
+        if self._file is not None:
+            self._file.write(",\n" + json.dumps({**event, "pid": row, "tid": 0}))
+            self._file.flush()
+
+
+timeline = Timeline()

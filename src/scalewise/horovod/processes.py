@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from scalewise.engine.processes.team import connect, leave, takes_part
 from scalewise.errors import PlacementError
-from scalewise.horovod.negotiation import Description, Handle, Negotiator, Perform, Request
-from scalewise.horovod.timeline import timeline
+from scalewise.horovod.negotiation import Description, Handle, Negotiator, Perform, Request, timeline
 from scalewise.horovod.wire import with_zeros
 
 __all__ = [
@@ -195,7 +194,9 @@ def init(
         connect(torch.cuda.is_available(), timeout=TIMEOUT)
     elif owns:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)  # type: ignore[attr-defined]
-    _job = _Job(_numbers(), owns)
+    given = os.environ if takes_part() and dist.get_world_size() > 1 else {}  # alone without torchrun
+    numbers = {name: int(given.get(variable, name.endswith("size"))) for name, variable in TORCHRUN.items()}
+    _job = _Job(numbers | {"rank": dist.get_rank(), "size": dist.get_world_size()}, owns)
     for name, number in _job.numbers.items():  # what Horovod's launcher sets: scripts read it
         os.environ[f"HOROVOD_{name.upper()}"] = str(number)
     wanted = os.environ.get("HOROVOD_TIMELINE") or "DYNAMIC"  # which stands for start_timeline()
@@ -213,14 +214,6 @@ def init(
             added._entry = same._entry
         else:
             add_process_set(added)
-
-
-def _numbers() -> dict[str, int]:
-    """This process among all, those of its machine, and its machine among all; alone without torchrun."""
-    size = dist.get_world_size()
-    given = os.environ if takes_part() and size > 1 else {}
-    found = {name: int(given.get(variable, name.endswith("size"))) for name, variable in TORCHRUN.items()}
-    return found | {"rank": dist.get_rank(), "size": size}
 
 
 def shutdown() -> None:
@@ -334,13 +327,10 @@ def _says(answer: bool, text: str) -> Callable[..., bool]:
     return ask
 
 
-mpi_built = _says(False, "No: there is no MPI.")
-mpi_enabled = _says(False, "No: there is no MPI.")
-mpi_threads_supported = _says(False, "No: there is no MPI.")
+mpi_built = mpi_enabled = mpi_threads_supported = _says(False, "No: there is no MPI.")
 gloo_built = _says(True, "Yes: gloo comes with torch.")
 gloo_enabled = _says(True, "Yes: gloo carries what lies on the CPU.")
-ddl_built = _says(False, "No.")
-ccl_built = _says(False, "No.")
+ddl_built = ccl_built = _says(False, "No.")
 cuda_built = _says(torch.version.cuda is not None, "Whether torch was built with CUDA.")
 rocm_built = _says(torch.version.hip is not None, "Whether torch was built with ROCm.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -50,8 +50,10 @@ def reduce_together(
     tensors: Sequence[Tensor], op: ReduceOp, before: float, after: float, group: dist.ProcessGroup
 ) -> None:
     """Reduce contiguous tensors in place, those of one type in one message."""
-    for _, alike in groupby(sorted(tensors, key=_kind), key=_kind):
-        parts = [*alike]
+    alike: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        alike.setdefault(f"{tensor.dtype} {tensor.device}", []).append(tensor)
+    for _, parts in sorted(alike.items()):
         if op is ReduceOp.Adasum:
             for part in parts:
                 scale(part, before)
@@ -64,10 +66,6 @@ def reduce_together(
             reduce_flat(flat, op, before, after, group)
             pieces = flat.split([part.numel() for part in parts])
             torch._foreach_copy_([part.view(-1) for part in parts], [*pieces])
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {tensor.device}"
 
 
 def reduce_flat(flat: Tensor, op: ReduceOp, before: float, after: float, group: dist.ProcessGroup) -> None:
@@ -141,11 +139,6 @@ def gathered_rows(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 def _bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor: moving needs no arithmetic, so every type can be moved."""
     return tensor.view(-1).view(torch.uint8)
-
-
-def gather(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
-    """Concatenate every process's rows, tensor by tensor."""
-    return [gathered_rows(tensor, group) for tensor in tensors]
 
 
 def broadcast_together(tensors: Sequence[Tensor], root: int, group: dist.ProcessGroup) -> None:

@@ -252,28 +252,20 @@ def judge(name: str, answer: Any, **seen: float) -> Verdict:  # noqa: ANN401
     wanted = {"number": "a number", "choice": "a letter, such as 'a'", "function": "your function"}[question.kind]
     if answer is None:
         return Verdict("open", f"not answered yet: set the answer to {wanted}")
-    if not _is_kind(question.kind, answer):
+    number = not isinstance(answer, bool) and isinstance(answer, Real) and math.isfinite(answer)  # also numpy's
+    if not {"number": number, "choice": isinstance(answer, str), "function": callable(answer)}[question.kind]:
         return Verdict("wrong", f"needs {wanted}, got {type(answer).__name__}")
     try:
-        right = _is_right(name, question, answer, seen)
+        if question.rule is not None:
+            right = question.rule(answer, **seen)
+        elif question.kind == "choice":
+            right = digest(name, answer.strip().lower()) == question.digest
+        else:
+            near = (answer * (1 - TOLERANCE), answer, answer * (1 + TOLERANCE))
+            right = question.digest in {digest(name, f"{value:.{SIGNIFICANT_DIGITS}g}") for value in near}
     except Exception as error:  # a learner's function may do anything
         return Verdict("wrong", f"your function failed: {type(error).__name__}: {error}")
     return Verdict("right", "right") if right else Verdict("wrong", f"not yet; think of this: {question.think}")
-
-
-def _is_kind(kind: str, answer: object) -> bool:
-    if kind == "number":
-        return not isinstance(answer, bool) and isinstance(answer, Real) and math.isfinite(answer)  # also numpy's
-    return isinstance(answer, str) if kind == "choice" else callable(answer)
-
-
-def _is_right(name: str, question: Question, answer: Any, seen: dict[str, float]) -> bool:  # noqa: ANN401
-    if question.rule is not None:
-        return question.rule(answer, **seen)
-    if question.kind == "choice":
-        return digest(name, answer.strip().lower()) == question.digest
-    near = (answer * (1 - TOLERANCE), answer, answer * (1 + TOLERANCE))
-    return question.digest in {digest(name, f"{value:.{SIGNIFICANT_DIGITS}g}") for value in near}
 
 
 def digest(name: str, answer: str) -> str:

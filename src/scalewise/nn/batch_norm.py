@@ -53,8 +53,7 @@ class _GhostBatchNorm(_BatchNorm):
         affine: bool = True,
         track_running_stats: bool = True,
     ) -> None:
-        if ghost_batch < 1:
-            raise ValueError(f"ghost_batch must be at least 1 sample, got {ghost_batch}; 16 to 128 are usual")
+        _check_ghost_batch(ghost_batch)
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.ghost_batch = ghost_batch
 
@@ -117,7 +116,16 @@ def to_ghost_batch_norm(model: nn.Module, ghost_batch: int) -> nn.Module:
 
     A batch norm of another kind (SyncBatchNorm, a lazy one, a class of your own) is refused.
     """
-    return convert(model, GHOST_KINDS, ghost_batch=ghost_batch)
+    _check_ghost_batch(ghost_batch)
+    for layer in convert(model, GHOST_KINDS):
+        assert isinstance(layer, _GhostBatchNorm)
+        layer.ghost_batch = ghost_batch
+    return model
+
+
+def _check_ghost_batch(ghost_batch: int) -> None:
+    if ghost_batch < 1:
+        raise ValueError(f"ghost_batch must be at least 1 sample, got {ghost_batch}; 16 to 128 are usual")
 
 
 # This worker's numbers -> (worker, number), and whether this worker is the first one of its process.
@@ -181,7 +189,8 @@ GLOBAL_KINDS: dict[type[nn.Module], type[_GlobalBatchNorm]] = {
 
 def to_global_batch_norm(model: nn.Module) -> nn.Module:
     """The same model with the statistics of every batch norm over all workers; parameters and names are kept."""
-    return convert(model, GLOBAL_KINDS)
+    convert(model, GLOBAL_KINDS)
+    return model
 
 
 @contextmanager
@@ -225,43 +234,15 @@ def spread(channels: Tensor, like: Tensor) -> Tensor:
     return channels.view(1, -1, *[1] * (like.ndim - 2))
 
 
-def convert(model: nn.Module, kinds: Mapping[type[nn.Module], type[_BatchNorm]], **options: int) -> nn.Module:
-    """The same model with every layer whose type is in `kinds` rebuilt; parameters, buffers, names, hooks stay.
-
-    A layer that stands in several places stays one layer.
-    """
-    for module in model.modules():  # before anything changes
-        if isinstance(module, _BatchNorm) and type(module) not in kinds:
+def convert(model: nn.Module, kinds: Mapping[type[nn.Module], type[_BatchNorm]]) -> list[_BatchNorm]:
+    """Give every batch norm of a model the class in `kinds`; parameters, buffers, names and hooks stay its own."""
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    for layer in layers:  # before anything changes
+        if type(layer) not in kinds:
             raise TaskError(
                 f"batch norm must be one of {', '.join(kind.__name__ for kind in kinds)} to be converted, got "
-                f"{type(module).__name__}; put one of these in its place first"
+                f"{type(layer).__name__}; put one of these in its place first"
             )
-    found: dict[nn.Module, nn.Module] = {}
-
-    def converted(module: nn.Module) -> nn.Module:
-        if module not in found:
-            found[module] = module  # a module may hold itself
-            kind = kinds.get(type(module))
-            if kind is not None:
-                assert isinstance(module, _BatchNorm)
-                found[module] = _rebuilt(module, kind, options)
-            else:
-                for name, child in [*module._modules.items()]:
-                    if child is not None:
-                        module._modules[name] = converted(child)
-        return found[module]
-
-    return converted(model)
-
-
-def _rebuilt(module: _BatchNorm, kind: type[_BatchNorm], options: Mapping[str, Any]) -> _BatchNorm:
-    """A layer of another kind with the settings, tensors and hooks of this one."""
-    names = ("num_features", "eps", "momentum", "affine", "track_running_stats")
-    norm = kind(**{name: getattr(module, name) for name in names}, **options)
-    norm.train(module.training)
-    for name, value in (*module._parameters.items(), *module._buffers.items()):
-        setattr(norm, name, value)
-    for name, value in vars(module).items():
-        if "_hook" in name:
-            setattr(norm, name, value)
-    return norm
+    for layer in layers:
+        layer.__class__ = kinds[type(layer)]
+    return layers

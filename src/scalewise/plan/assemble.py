@@ -35,7 +35,7 @@ class Metric(Interval[float | None]):
     def of(cls, values: Sequence[float]) -> Metric:
         """Of runs that had these values."""
         if len(values) < 2:
-            return cls(values[0] if values else None, None, None, len(values), level=LEVEL)
+            return cls(values[0], None, None, 1, level=LEVEL)
         found = mean_interval(values, LEVEL, new=True)
         return cls(found.value, found.low, found.high, len(values), level=LEVEL)
 
@@ -63,7 +63,7 @@ def missing(
     found = [one for one in known.measured if one.optimizer == recipe.optimizer]
     gaps: list[Gap] = []
     by_runs = _law_of_runs(facts, recipe, known, target)
-    if not any(one.noise for one in found) and (by_runs is None or not by_runs.fit.freedom):
+    if not any(one.noise for one in found) and (by_runs is None or not by_runs.freedom):
         gaps.append("noise")
     if not any(one.rates for one in known.measured):
         gaps.append("throughput")
@@ -86,17 +86,19 @@ def assemble(
         target: the validation metric that training ends at; without it training takes one worker's budget.
     """
     steps, unreachable = _single_steps(facts, recipe, known, target)
-    evidence = _evidence(facts, recipe, known, None if unreachable else target)
+    aim = None if unreachable else target
+    evidence = _evidence(facts, recipe, known, aim)
     critical, ranges = to_go_by(evidence.noise, evidence.direct), to_go_by(evidence.noise, evidence.direct, LEVEL)
     rated = _rated(known)
     step_seconds, sample_seconds, compute_spread = _compute(
         [rate for one in rated for rate in one.rates], recipe.worker_batch
     )
-    accuracy = _accuracy(recipe, known, None if unreachable else target)
+    seen = _tested(recipe, known) if aim is None else {1: Metric(aim, aim, aim, 0, level=LEVEL)}
+    accuracy = seen.pop(1, Metric(None, None, None, 0, level=LEVEL))
     largest = _largest(facts, known, hardware.memory_bytes)
     reading = [run.input_samples_per_second for run in known.runs if run.input_samples_per_second]
     overlap = ASSUMED_OVERLAP if hardware.overlap is None else (hardware.overlap,) * 3
-    trained = [run.recipe.global_batch for run in (*_singles(known, recipe), *_shared(known, recipe))]
+    trained = [run.recipe.global_batch for run in _alike(known, recipe)]
     swept = [one.trained_global_batch for one in known.measured]
     inputs = Inputs(
         worker_batch=recipe.worker_batch,
@@ -129,36 +131,31 @@ def assemble(
         accuracy_high=accuracy.high,
         measured_global_batch=max([recipe.worker_batch, *trained, *swept]),
     )
-    seen = _seen(recipe, known, None if unreachable else target)
     curve = next((run.curve for run in reversed(_singles(known, recipe)) if run.curve), ())
     notes = (f"critical batch {_shown(critical)} by {evidence.source(critical)}", *_notes(known, hardware, largest))
     return Assembled(inputs, critical, notes, unreachable, curve, seen)
 
 
-def _alike(run: SeenRun, recipe: Recipe) -> bool:
+def _alike(known: Known, recipe: Recipe) -> list[SeenRun]:
+    """Runs of this recipe: of one worker first, then those of several that took their steps as auto does."""
     same = ("worker_batch", "optimizer", "lr", "epochs")
-    return all(getattr(recipe, name) == getattr(run.recipe, name) for name in same)
+    found = [run for run in known.runs if all(getattr(recipe, name) == getattr(run.recipe, name) for name in same)]
+    shared = [run for run in found if run.recipe.workers > 1 and run.recipe.lr_rule == "adascale"]
+    return [*(run for run in found if run.recipe.workers == 1), *shared]
 
 
 def _singles(known: Known, recipe: Recipe) -> list[SeenRun]:
-    return [run for run in known.runs if run.recipe.workers == 1 and _alike(run, recipe)]
+    return [run for run in _alike(known, recipe) if run.recipe.workers == 1]
 
 
-def _shared(known: Known, recipe: Recipe) -> list[SeenRun]:
-    """Runs of several workers that took their steps as auto does."""
-    return [
-        run for run in known.runs if run.recipe.workers > 1 and run.recipe.lr_rule == "adascale" and _alike(run, recipe)
-    ]
-
-
-def steps_to(curve: Sequence[tuple[int, float]], target: float, higher_is_better: bool) -> float | None:
+def steps_to(curve: Sequence[tuple[float, float]], target: float, higher_is_better: bool) -> float | None:
     """Steps at which a validation metric first reaches a target, on straight lines between evaluations.
 
     >>> steps_to([(100, 0.5), (200, 1.0), (300, 1.5)], 0.75, higher_is_better=True)
     150.0
     """
     sign = 1.0 if higher_is_better else -1.0
-    before: tuple[int, float] | None = None
+    before: tuple[float, float] | None = None
     for step, value in curve:
         if sign * value >= sign * target:
             if before is None:
@@ -197,7 +194,7 @@ def _law_of_runs(facts: TaskFacts, recipe: Recipe, known: Known, target: float |
     """The critical-batch law through what auto's runs took, where there are any."""
     points = [
         (run.recipe.global_batch, steps)
-        for run in (*_singles(known, recipe), *_shared(known, recipe))
+        for run in _alike(known, recipe)
         if (steps := run.steps if target is None else steps_to(run.curve, target, facts.higher_is_better)) is not None
         and (target is not None or not run.recipe.selects)
     ]
@@ -231,7 +228,7 @@ def _evidence(facts: TaskFacts, recipe: Recipe, known: Known, target: float | No
     by_runs = _law_of_runs(facts, recipe, known, target)
     found: list[Law | CriticalBatch] = [one for one in (by_runs, newest.direct if newest else None) if one is not None]
     bounding = [one for one in found if (one.critical if isinstance(one, Law) else one).high is not None]
-    workers = {run.recipe.workers for run in (*_singles(known, recipe), *_shared(known, recipe))}
+    workers = {run.recipe.workers for run in _alike(known, recipe)}
     return _Evidence(
         noise=None if newest is None else newest.noise,
         direct=next(iter([*bounding, *found]), None),
@@ -253,11 +250,11 @@ def _largest(facts: TaskFacts, known: Known, memory_bytes: int | None) -> int | 
     line = next((one.memory for one in reversed(known.measured) if one.memory is not None), None)
     if line is None:
         return None
-    largest = line.largest(memory_bytes, facts.samples)
-    if largest == 0:
+    largest = int(min(facts.samples, line.largest(memory_bytes)))
+    if largest < 1:
         raise UsageError(
-            f"--memory must hold one sample at least, by the records {line.fixed_bytes + line.bytes_per_sample:,.0f} "
-            f"bytes, got {memory_bytes:,}; raise it"
+            f"--memory must hold one sample at least, by the records {line.peak(1):,.0f} bytes, got {memory_bytes:,}; "
+            f"raise it"
         )
     return largest
 
@@ -289,23 +286,13 @@ def _compute(rates: Sequence[tuple[int, float]], worker_batch: int) -> tuple[flo
     return float(fixed), float(each), min(0.5, max(LEAST_COMPUTE_SPREAD, 1.28 * spread))
 
 
-def _accuracy(recipe: Recipe, known: Known, target: float | None) -> Metric:
-    """One worker's metric: the target, or what it had on test data."""
-    if target is not None:
-        return Metric(target, target, target, 0, level=LEVEL)
-    return Metric.of(_tested(_singles(known, recipe)))
-
-
-def _seen(recipe: Recipe, known: Known, target: float | None) -> dict[int, Metric]:
-    """What several workers had on test data at the end of their budget, by their number."""
-    runs = _shared(known, recipe) if target is None else []
-    counts = sorted({run.recipe.workers for run in runs})
-    values = {count: _tested([run for run in runs if run.recipe.workers == count]) for count in counts}
-    return {count: Metric.of(tested) for count, tested in values.items() if tested}
-
-
-def _tested(runs: Sequence[SeenRun]) -> list[float]:
-    return [run.test for run in runs if run.test is not None and not run.recipe.selects]
+def _tested(recipe: Recipe, known: Known) -> dict[int, Metric]:
+    """What runs had on test data at the end of their budget, by number of workers."""
+    tested: dict[int, list[float]] = {}
+    for run in _alike(known, recipe):
+        if run.test is not None and not run.recipe.selects:
+            tested.setdefault(run.recipe.workers, []).append(run.test)
+    return {workers: Metric.of(tested[workers]) for workers in sorted(tested)}
 
 
 def _notes(known: Known, hardware: Hardware, largest: int | None) -> tuple[str, ...]:

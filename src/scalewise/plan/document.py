@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from scalewise.errors import UsageError
@@ -125,8 +126,12 @@ def choose(rows: Sequence[Row], wish: Wish) -> Choice:
     if wish.budget is not None and any(row.cost is None for row in rows):
         raise UsageError(f"--budget {wish.budget:g} needs the price of a device; add --price 2.50/h")
     possible = [row for row in rows if wish.allows(row)]
-    if wish.impossible is not None or not possible:
-        return _impossible(rows, wish)
+    if wish.impossible is not None:
+        return Choice(None, (), wish.impossible)
+    if not possible:
+        closest = [] if wish.deadline is None else [_least(rows, _seconds)]
+        closest += [] if wish.budget is None else [_least(rows, _expense)]
+        return Choice(None, tuple(dict.fromkeys(closest)), "no number of workers keeps to it")
     if wish.deadline is not None:
         words = "the cheapest within the deadline" + (" and the budget" if wish.budget is not None else "")
         return Choice(_least(possible, _expense), (), words)
@@ -136,20 +141,11 @@ def choose(rows: Sequence[Row], wish: Wish) -> Choice:
     return Choice(_least(worth, _seconds), (), "the fastest with at least half of one worker's efficiency")
 
 
-def _impossible(rows: Sequence[Row], wish: Wish) -> Choice:
-    if wish.impossible is not None:
-        return Choice(None, (), wish.impossible)
-    closest = [] if wish.deadline is None else [_least(rows, _seconds)]
-    closest += [] if wish.budget is None else [_least(rows, _expense)]
-    return Choice(None, tuple(dict.fromkeys(closest)), "no number of workers keeps to it")
+_seconds = attrgetter("seconds")
 
 
 def _least(rows: Sequence[Row], key: Callable[[Row], float]) -> Row:
     return min(rows, key=lambda row: (key(row), row.workers))
-
-
-def _seconds(row: Row) -> float:
-    return row.seconds
 
 
 def _expense(row: Row) -> float:

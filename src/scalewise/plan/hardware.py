@@ -16,9 +16,12 @@ import math
 import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, FiniteFloat, TypeAdapter
 
 from scalewise.errors import UsageError
-from scalewise.files import read_json
+from scalewise.files import parse_json, read_bytes
 from scalewise.records import write_atomically
 
 
@@ -27,8 +30,8 @@ class Link:
     """What one process's link carries."""
 
     name: str
-    latency_seconds: float  # α, of one message
-    bytes_per_second: float  # bus bandwidth, each way
+    latency_seconds: Annotated[FiniteFloat, Field(ge=0)]  # α, of one message
+    bytes_per_second: Annotated[FiniteFloat, Field(gt=0)]  # bus bandwidth, each way
     source: str = ""  # how it is known: a command and its date, or a data sheet
 
     def reduction_seconds(self, count: int, processes: int) -> float:
@@ -64,22 +67,15 @@ def load_link(path: Path) -> Link:
     """Read a link profile, which may come from anyone."""
     names = [field.name for field in fields(Link)]
     try:
-        content = read_json(path)
-        link = Link(**{name: content[name] for name in names if name in content})
-        if content["kind"] == "link" and _is_possible(link):
-            return link
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        content = read_bytes(path)
+        if parse_json(content)["kind"] == "link":
+            return TypeAdapter(Link).validate_json(content, strict=True)
+    except (OSError, ValueError, TypeError, KeyError):
         pass
     raise UsageError(
         f"a link profile must be JSON with kind link and {', '.join(names[:3])}, which {path} is not; "
         f"scalewise bench collectives writes one"
     )
-
-
-def _is_possible(link: Link) -> bool:
-    numbers, texts = (link.latency_seconds, link.bytes_per_second), (link.name, link.source)
-    of_kind = all(type(one) in (int, float) for one in numbers) and all(isinstance(one, str) for one in texts)
-    return of_kind and all(map(math.isfinite, numbers)) and numbers[0] >= 0 and numbers[1] > 0
 
 
 SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -120,13 +116,18 @@ def parse_price(text: str) -> float:
     (2.5, 1.2)
     """
     amount, _, unit = text.strip().lstrip("$€£").partition("/")
-    try:
-        price = float(amount) * 3600 / SECONDS[unit.strip() or "h"]
-    except (ValueError, KeyError):
-        price = math.nan
+    price = _number(amount) * 3600 / SECONDS.get(unit.strip() or "h", math.nan)
     if not (math.isfinite(price) and price >= 0):
         raise UsageError(f"--price needs what one device costs an hour, 0 or more, as in 2.50/h, got {text!r}")
     return price
+
+
+def _number(text: str) -> float:
+    """Not a number where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def parse_duration(text: str) -> float:
@@ -150,10 +151,7 @@ def parse_speed(text: str) -> float:
     >>> parse_speed("10x"), parse_speed("0.5")
     (10.0, 0.5)
     """
-    try:
-        speed = float(text.strip().lower().removesuffix("x"))
-    except ValueError:
-        speed = math.nan
+    speed = _number(text.strip().lower().removesuffix("x"))
     if not (math.isfinite(speed) and speed > 0):
         raise UsageError(f"--device-speed needs a factor above 0, as in 10x, got {text!r}")
     return speed

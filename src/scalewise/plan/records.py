@@ -42,19 +42,22 @@ class TaskFacts:
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """What a process holds at most, as it was measured: fixed + per sample × samples of a worker batch, in bytes."""
+    """What a process holds at most: fixed + per_sample × samples that go through the model at once, in bytes."""
 
-    fixed_bytes: float
-    bytes_per_sample: float
+    fixed: float
+    per_sample: float
 
-    def largest(self, budget_bytes: float, samples: int) -> int:
-        """The largest worker batch within a budget, up to N samples; 0 where not even one fits.
+    def peak(self, samples: int) -> float:
+        """The bytes of so many samples."""
+        return self.fixed + self.per_sample * samples
 
-        >>> MemoryLine(1_000.0, 10.0).largest(1_325, samples=50), MemoryLine(1_000.0, 10.0).largest(9_000, samples=50)
-        (32, 50)
+    def largest(self, room: float) -> float:
+        """The samples with which the peak just fits; infinite where they need nothing.
+
+        >>> MemoryLine(1_000.0, 10.0).largest(1_325)
+        32.5
         """
-        room = budget_bytes - self.fixed_bytes
-        return max(0, int(min(samples, room / self.bytes_per_sample if self.bytes_per_sample > 0 else samples)))
+        return (room - self.fixed) / self.per_sample if self.per_sample > 0 else math.inf
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 - `story`: what a story is made of; `stories/<kind>` make one from the JSON document that a run stores.
 - `terminal`: draws any story with rich. `page`: draws stories as one self-contained HTML file.
 - `words`: numbers, shares, durations, bytes, prices and intervals in words: one definition of each.
-- `live`, `live_compare`: bars, epoch lines and tables while something runs. `server`: the same pages, live.
+- `live`, `live_compare`: bars, epoch lines and tables while something runs. `server`: the pages, live.
 - `stored`: run folders and their JSON, which anyone may have written.
 - `charts`: figures as SVG.
 

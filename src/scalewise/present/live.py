@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.markup import escape
 from rich.progress import (
@@ -52,32 +52,29 @@ class StatusView:
             self._quiet_until = time.monotonic() + LINE_SECONDS
 
 
-class DownloadView:
-    """A progress bar per file that is downloaded, on a terminal; else a line."""
+@contextmanager
+def downloading(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Yields what draws how far a file is, by its name, bytes done and in all: a bar on a terminal, else a line."""
+    where = console(quiet)
+    rows: dict[str, TaskID] = {}
+    with Progress(
+        TextColumn("downloading {task.description}"),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+        console=where,
+        disable=quiet or not where.is_terminal,
+    ) as bar:
 
-    def __init__(self, quiet: bool) -> None:
-        self.console = console(quiet)
-        self._bar = Progress(
-            TextColumn("downloading {task.description}"),
-            BarColumn(bar_width=24),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(compact=True),
-            console=self.console,
-        )
-        self._rows: dict[str, TaskID] = {}
+        def show(name: str, done: int, total: int) -> None:
+            if name not in rows:
+                rows[name] = bar.add_task(name, total=total or None)
+                if not where.is_terminal:
+                    where.print(f"downloading {name} ({total / 1e6:,.1f} MB)", markup=False)
+            bar.update(rows[name], completed=done)
 
-    def live(self) -> AbstractContextManager[object]:
-        """The context in which the bar is on the screen."""
-        return self._bar if self.console.is_terminal and not self.console.quiet else nullcontext()
-
-    def show(self, name: str, done: int, total: int) -> None:
-        """Draw how far a file is."""
-        if name not in self._rows:
-            self._rows[name] = self._bar.add_task(name, total=total or None)
-            if not self.console.is_terminal:
-                self.console.print(f"downloading {name} ({total / 1e6:,.1f} MB)", markup=False)
-        self._bar.update(self._rows[name], completed=done)
+        yield show
 
 
 class TrainingView:
@@ -149,12 +146,13 @@ class TrainingView:
 def derived_lines(derived: Iterable[Derived], search: Search | None = None) -> Iterator[str]:
     """The trials of auto's race, then each value that nobody gave, with its reason."""
     trials = search.trials if search is not None else ()
-    best = min((trial.loss for trial in trials if trial.loss is not None), default=None)
+    winner = trials[-1].name if trials else None
     for trial in trials:
         verdict = "diverged" if trial.loss is None else f"held-out loss {number(trial.loss)}"
-        chosen = "[green]chosen[/green]" if trial.loss is not None and trial.loss == best else "dropped"
-        rate = f"LR {number(trial.lr)}"
-        yield f"[dim]race[/dim]  {trial.name:9} {rate:11} {trial.steps} steps  {verdict:21} {chosen}"
+        if trial.train_loss is not None:
+            verdict += f", training {number(trial.train_loss)}"
+        chosen = "[green]chosen[/green]" if trial.name == winner else "dropped"
+        yield f"[dim]race[/dim]  {trial.name:9} LR {number(trial.lr):8} {trial.steps:3} steps  {verdict:38} {chosen}"
     for value in derived:
         shown = str(value.value) if isinstance(value.value, str | bool) else number(value.value)
         yield f"[dim]auto[/dim]  {value.field} = [bold]{shown}[/bold]  [dim]{escape(value.reason)}[/dim]"

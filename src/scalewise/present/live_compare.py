@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Group, RenderableType
@@ -12,13 +13,13 @@ from rich.text import Text
 
 from scalewise.present.stored import Stored
 from scalewise.present.stories.compare import has_several_counts, rows_table
+from scalewise.present.stories.tune import trials_table
 from scalewise.present.story import Table
 from scalewise.present.terminal import console, table_view
-from scalewise.present.words import count, metric, number, percent, seconds, spelled
-from scalewise.runs.compare.comparison import Remaining, Tuned
+from scalewise.present.words import count, listed, metric, number, percent, seconds, spelled
+from scalewise.runs.compare.comparison import Metric, Remaining, RemedyRow, Tuned
 from scalewise.runs.compare.jobs import Job, Message, Outcome, Progress
 from scalewise.runs.compare.rows import Line, Skipped
-from scalewise.runs.compare.table import Metric, RemedyRow
 
 
 class CompareView:
@@ -111,3 +112,88 @@ class CompareView:
         stored = [Stored(row.to_json()) for row in rows]
         several = has_several_counts(stored)
         return rows_table(stored, self._metric.name, several, self._metric.higher_is_better, self._seeds)
+
+
+SHOWN = 12  # trials in the live table: the newest
+
+
+class TuneView:
+    """A live table on a terminal, a line per run elsewhere."""
+
+    def __init__(self, quiet: bool, metric: Metric, planned: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin.
+
+        Arguments:
+            planned: samples of everything, about.
+        """
+        self.console = console(quiet)
+        self._metric, self._planned, self._clock = metric, planned, clock
+        self._live = self.console.is_terminal and not quiet
+        self._lock = threading.Lock()  # the live table is drawn by a thread of its own
+        self._running: dict[str, Progress] = {}
+        self._trials: Sequence[Stored] = ()
+        self._began, self._trained, self._stored, self._title = clock(), 0, 0, ""
+
+    def introduce(self, optimizers: Sequence[str], jobs: int, budget: str, hold_out: bool) -> None:
+        """What is searched, by which data, and within which budget."""
+        where = "a tenth of the training data, held out" if hold_out else "the task's validation data"
+        self.console.print(f"searching over {listed(optimizers)}; choosing by {where}", style="dim")
+        extra = "one worker on the tuning seeds and the proof are extra"
+        self.console.print(f"trials take at most {budget}; {extra}; {count(jobs, 'run')} at a time", style="dim")
+
+    def begin(self, title: str, trials: Sequence[Stored]) -> None:
+        """Start with some runs."""
+        with self._lock:
+            self._title, self._trials = title, trials
+            self._running.clear()
+
+    def live(self) -> AbstractContextManager[object]:
+        """The context in which the table is on the screen."""
+        if not self._live:
+            return nullcontext()
+        return Live(get_renderable=self._screen, console=self.console, refresh_per_second=4, transient=True)
+
+    def show(self, message: Message, trials: Sequence[Stored]) -> None:
+        """Take in what a process said."""
+        with self._lock:
+            self._trials = trials
+            self._running.pop(message.job.name, None)
+            if isinstance(message, Progress):
+                self._running[message.job.name] = message
+            elif isinstance(message, Outcome) and message.result is not None:
+                if message.stored:
+                    self._stored += message.result["samples"]
+                else:
+                    self._trained += message.result["samples"]
+        if isinstance(message, Outcome) and not self._live:
+            self.console.print(self._line(message), markup=False)
+
+    def _line(self, outcome: Outcome) -> str:
+        """One line on a run that has ended."""
+        if outcome.result is None:
+            assert outcome.failure is not None
+            return f"{outcome.job.title}: {outcome.failure.reason}"
+        name, result = self._metric.name, outcome.result
+        part = "validation" if result["validation"] else "test"
+        amount = (result[part] or {}).get(name)
+        shown = "no finite" if amount is None else metric(name, amount)
+        taken = "already done" if outcome.stored else seconds(result["seconds"])
+        head = f"{outcome.job.title}: {part} {spelled(name)} {shown}"
+        return f"{head}, {count(result['steps'], 'step')}, {taken}{self._left()}"
+
+    def _left(self) -> str:
+        """The time that is left, by the samples of the plan; a proof that fails adds to it."""
+        rest = self._planned - self._stored - self._trained
+        if not self._trained or rest <= 0:
+            return ""
+        return f"; about {seconds(rest * (self._clock() - self._began) / self._trained)} left"
+
+    def _screen(self) -> RenderableType:
+        with self._lock:
+            running, trials = [*self._running.values()], self._trials[-SHOWN:]
+            state = self._title + self._left()
+        titles = [f"  {item.job.title} ({percent(item.step / max(item.steps, 1))})" for item in running]
+        parts: list[RenderableType] = [Text(state, style="bold"), *(Text(title, style="dim") for title in titles)]
+        if trials:
+            parts = [table_view(trials_table(trials, self._metric.name), self.console.width), Text(""), *parts]
+        return Group(*parts)

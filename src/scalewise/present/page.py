@@ -28,6 +28,7 @@ from scalewise.present.stories.measure import measurement_story
 from scalewise.present.stories.plan import planning_story
 from scalewise.present.stories.profile import profiling_story
 from scalewise.present.stories.train import training_story
+from scalewise.present.stories.tune import tuning_story
 from scalewise.present.story import Story
 from scalewise.records import write_atomically
 
@@ -40,6 +41,7 @@ STORIES = {
     "forecast": forecasting_story,
     "bench": benching_story,
     "profile": profiling_story,
+    "tune": tuning_story,
 }
 
 

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
@@ -72,13 +72,13 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> int:
         raise UsageError(f"--port {port} cannot be used: {error.strerror}; choose another, or none") from None
 
 
+@dataclass
 class Channel:
     """Everybody who follows the same runs: the state they know, and what wakes them when it changes."""
 
-    def __init__(self, version: str) -> None:
-        self.version = version
-        self.changed = asyncio.Event()
-        self.followers = 0
+    version: str
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    followers: int = 0
 
     def announce(self, version: str) -> None:
         """Wake all followers if there is something new."""
@@ -102,13 +102,13 @@ class Server:
     async def run(self, port: int, ready: Callable[[int], None]) -> int:
         """Serve until a signal arrives; returns its number."""
         loop = asyncio.get_running_loop()
-        stopped: asyncio.Future[int] = loop.create_future()
+        stopped: asyncio.Queue[int] = asyncio.Queue()
         for one in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(one, _settle, stopped, one)
+            loop.add_signal_handler(one, stopped.put_nowait, one)
         server = await asyncio.start_server(self._connect, ADDRESS, port, limit=LONGEST_HEAD, backlog=BACKLOG)
         watching = asyncio.create_task(self._watch())
         ready(server.sockets[0].getsockname()[1])
-        sent = await stopped
+        sent = await stopped.get()
         server.close()
         watching.cancel()
         for connection in self._connections:
@@ -210,11 +210,6 @@ class Server:
             for names, channel in [*self._channels.items()]:
                 with contextlib.suppress(OSError):
                     channel.announce(await self._read(self._library.version, names))
-
-
-def _settle(stopped: asyncio.Future[int], number: int) -> None:
-    if not stopped.done():
-        stopped.set_result(number)
 
 
 def _event(version: str) -> bytes:
@@ -346,19 +341,15 @@ class Library:
 
     def _make(self, names: tuple[str, ...], version: str) -> bytes:
         """The page, or the list, of a version."""
-        made = self._runs(names) if names else self._list()
+        if names:
+            runs = [stored.read_run(self.folder(name), name, self.root) for name in names]
+            title, query = ", ".join(names), urlencode([("run", name) for name in names])
+            made = page.render(title, page.stories(runs, self.root), title, live=f"events?{query}", home="./")
+        else:
+            title, lines = self.root.name, [self._line(name, kind) for name, kind in self.names().items()]
+            shown = {"title": title, "sources": title, "lines": lines, "live": "events"}
+            made = page.fill("list.html", **shown, policy=page.policy(live=True))
         return made.encode(errors="replace")
-
-    def _runs(self, names: tuple[str, ...]) -> str:
-        runs = [stored.read_run(self.folder(name), name, self.root) for name in names]
-        query = urlencode([("run", name) for name in names])
-        title = ", ".join(names)
-        return page.render(title, page.stories(runs, self.root), title, live=f"events?{query}", home="./")
-
-    def _list(self) -> str:
-        title, lines = self.root.name, [self._line(name, kind) for name, kind in self.names().items()]
-        shown = {"title": title, "sources": title, "lines": lines, "live": "events"}
-        return page.fill("list.html", **shown, policy=page.policy(live=True))
 
     def _line(self, name: str, kind: Kind) -> dict[str, object]:
         """A run in the list."""

@@ -25,9 +25,10 @@ MOST_READ = 2_000_000_000
 LONGEST_TEXT = 2_000
 LARGEST_NUMBER = 1e100  # beyond, sums and differences of what is drawn would overflow
 
-Kind = Literal["train", "compare", "measure", "bench", "profile", "plan", "forecast"]
+Kind = Literal["train", "compare", "measure", "bench", "profile", "plan", "forecast", "tune"]
 # What makes a folder one of a kind, in the order in which they are looked for.
 DOCUMENTS: dict[str, Kind] = {
+    "tune.json": "tune",
     "plan.json": "plan",
     "forecast.json": "forecast",
     "profile.json": "profile",

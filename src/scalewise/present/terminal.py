@@ -53,10 +53,10 @@ def console(quiet: bool = False) -> Console:
     return Console(stderr=True, highlight=False, quiet=quiet)
 
 
-def show(where: Console, story: Story, folded: bool = False) -> None:
-    """Draw a story; with the parts that a page folds away, if asked."""
+def show(where: Console, story: Story) -> None:
+    """Draw a story, without the parts that a page folds away."""
     where.print()
-    where.print(drawn(story, where.width, folded))
+    where.print(drawn(story, where.width))
 
 
 def text(story: Story, width: int = 80) -> str:
@@ -72,7 +72,7 @@ def plain(thing: RenderableType, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in where.file.getvalue().splitlines())
 
 
-def drawn(story: Story, width: int, folded: bool = False) -> Group:
+def drawn(story: Story, width: int) -> Group:
     """A story for a terminal of this width."""
     parts: list[RenderableType] = [
         *([Text(story.question, style="dim")] if story.question else []),
@@ -82,7 +82,7 @@ def drawn(story: Story, width: int, folded: bool = False) -> Group:
     facts = [fact for fact in story.facts if fact.place != "page"]
     parts += [""] if parts and facts else []
     parts += [fact_list(facts)] if facts else []
-    sections = [section for section in story.sections if folded or not section.folded]
+    sections = [section for section in story.sections if not section.folded]
     parts += _laid_out([(_is_compact(section), section_view(section, width)) for section in sections], width)
     if story.notes:
         parts += ["", _notes(story.notes)]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from scalewise.records import SHARES
+from scalewise.runs.measure.memory import show_bytes
 
 NOTHING = "–"
 Shown = Callable[[float | None], str]
@@ -133,12 +134,7 @@ def size(amount: float | None) -> str:
     >>> size(1_234_567_890), size(52_400), size(12), size(None)
     ('1.23 GB', '52.4 kB', '12 B', '–')
     """
-    if amount is None:
-        return NOTHING
-    for power, prefix in ((4, "T"), (3, "G"), (2, "M"), (1, "k")):
-        if abs(amount) >= 1000**power:
-            return f"{amount / 1000**power:.3g} {prefix}B"
-    return f"{amount:.0f} B"
+    return NOTHING if amount is None else show_bytes(amount)
 
 
 def count(amount: float | None, word: str, plural: str | None = None) -> str:
@@ -219,7 +215,7 @@ def spelled(name: str) -> str:
     return name.replace("_", " ")
 
 
-def difference(name: str, value: float | None, digits: int = 3) -> str:
+def difference(name: str, value: float | None) -> str:
     """How far two values of a metric lie apart, with its sign; of shares, in points.
 
     >>> difference("accuracy", -0.0439), difference("accuracy", -1e-9), difference("loss", 0.21049)
@@ -227,7 +223,7 @@ def difference(name: str, value: float | None, digits: int = 3) -> str:
     """
     if value is None:
         return NOTHING
-    return signed(f"{100 * value:+.2f}" if name in SHARES else f"{value:+.{digits}g}")
+    return signed(f"{100 * value:+.2f}" if name in SHARES else f"{value:+.3g}")
 
 
 def spread(name: str, mean: float | None, deviation: float | None) -> str:

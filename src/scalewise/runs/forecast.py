@@ -35,13 +35,12 @@ from scalewise.runs.request import (
     Settings,
     Subject,
     answering,
+    begun_or_resumed,
     check_alone,
     check_counts,
     keywords_of,
     load_subject,
     request_from,
-    resumed_folder,
-    resumed_request,
     save_request,
     silent,
     single_recipe,
@@ -203,13 +202,9 @@ def _from_table(request: ForecastRequest, table: Path, known: KnownPlan | None) 
 
 def _from_task(request: ForecastRequest, subject: Subject, known: KnownPlan | None, notify: Notify) -> ForecastResult:
     """Errors from trainings of a task, in a folder that can be resumed."""
-    begun = Begun(subject.spec, subject.settings, request.given)
     name = f"forecast-{subject.task.name}"
-    resumed = resumed_folder(request.resume, request.out, name)
-    if resumed is None:
-        check_folder(request.out)
-    else:
-        begun = resumed_request(resumed, begun)
+    begun = Begun(subject.spec, subject.settings, request.given)
+    begun, resumed = begun_or_resumed(begun, request.resume, request.out, name)
     recipe, derived = single_recipe(subject.task.recipe, begun.given, request.device)
     run = RunRecipe(subject.spec, subject.settings, recipe, derived)
     with answering(name, request.out, resumed) as folder:
@@ -331,10 +326,9 @@ def on_shares(
                 recipe=run.recipe.replace(seed=seed, epochs=epochs, steps=None),
                 derived=[*run.derived, Derived("epochs", epochs, reason)],
             )
-            place = RunFolder(folder / f"share-{share:g}-seed-{seed}")
             notify(f"{count:,} samples, seed {seed + 1} of {seeds}")
-            train_in(place, part_of(task, count, seed), changed, Placement(device=device))
-            found.append(_trained(place, task, count, seed, epochs))
+            place = folder / f"share-{share:g}-seed-{seed}"
+            found.append(_trained(place, part_of(task, count, seed), changed, count, device))
     return found
 
 
@@ -356,10 +350,8 @@ def on_sizes(
         samples = len(open_samples(other.train, 0, "training"))
         for seed in range(seeds):
             changed = dataclasses.replace(run, settings=[*run.settings, setting], recipe=run.recipe.replace(seed=seed))
-            place = RunFolder(folder / f"{setting}-seed-{seed}")
             notify(f"{setting}, seed {seed + 1} of {seeds}")
-            train_in(place, other, changed, Placement(device=device))
-            found.append(_trained(place, other, samples, seed, run.recipe.epochs))
+            found.append(_trained(folder / f"{setting}-seed-{seed}", other, changed, samples, device))
     return found
 
 
@@ -374,11 +366,14 @@ def part_of(task: Task, count: int, seed: int) -> Task:
     return dataclasses.replace(task, train=Subset(task.train, chosen.tolist()))
 
 
-def _trained(place: RunFolder, task: Task, samples: int, seed: int, epochs: float) -> Trained:
+def _trained(folder: Path, task: Task, run: RunRecipe, samples: int, device: DeviceName) -> Trained:
+    place, recipe = RunFolder(folder), run.recipe
+    train_in(place, task, run, Placement(device=device))
     result = json.loads(place.result.read_text())
     with streams.undisturbed():
         parameters = sum(parameter.numel() for parameter in task.model().parameters())
-    return Trained(samples, parameters, seed, _error(result["test"], task), epochs, result["samples_per_second"])
+    error, speed = _error(result["test"], task), result["samples_per_second"]
+    return Trained(samples, parameters, recipe.seed, error, recipe.epochs, speed)
 
 
 def _error(test: dict[str, float], task: Task) -> float:

@@ -327,7 +327,7 @@ def _train_arguments(request: PlanRequest, subject: Subject, planned: Plan, work
     found = ["train", subject.spec]
     for setting in subject.settings:
         found += ["--set", setting]
-    found += ["--workers", str(workers)]
+    found += ["--workers", str(workers), *(["--search", "0"] if workers > 1 else [])]  # steps by the noise, as planned
     for name, value in given.items():
         flag = name.replace("_", "-")
         found += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]

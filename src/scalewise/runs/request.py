@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from scalewise.engine.placement import DeviceName, available_cores
 from scalewise.errors import Interrupted, RunFolderError, ScalewiseError, UsageError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scalewise.tasks.task import Task
 
 REQUEST_FILE = "request.json"
+LEFT_OUT = ("given", "tune", "hold_out")  # what need not be said again on resume
 
 Notify = Callable[[str], None]
 HANG_SECONDS = 60.0
@@ -34,6 +35,7 @@ PYTHON = "python:"  # before the name of a task that no command can load: an obj
 Numbers = str | int | Sequence[int]  # 8, [1, 2, 4] or "1,2,4"
 Settings = Sequence[str] | Mapping[str, object]  # ["bn=true"] or {"bn": True}
 RequestT = TypeVar("RequestT")
+BegunT = TypeVar("BegunT", bound="BegunFolder")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
@@ -220,12 +222,23 @@ def answering(name: str, out: Path | None, resumed: Path | None = None, keeps_ru
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What a folder was begun with. Its runs are of this task and recipe, so resuming may not change it."""
+class BegunFolder:
+    """What a folder was begun with. Its runs are of it, so resuming may not change it, but for what `may_change`."""
 
+    what: ClassVar[str]  # the folder is of
+    rule: ClassVar[str]  # in words
+    may_change: ClassVar[tuple[str, ...]] = ()
     task: str
     settings: list[str]
     given: dict[str, Any]  # recipe fields that were set
+
+
+@dataclass(frozen=True)
+class Begun(BegunFolder):
+    """What a measurement or a forecast was begun with."""
+
+    what = "measurement or forecast"
+    rule = "task and recipe may not change"
     recipe: str | None = None  # the file that they started from
 
 
@@ -246,22 +259,28 @@ def load_request(folder: Path, kind: type[RequestT], what: str) -> RequestT:
         raise RunFolderError(f"{file} must be a stored request, got something else: {error}") from None
 
 
-def check_unchanged(folder: Path, stored: object, wanted: object, names: Sequence[str], rule: str) -> None:
-    """Refuse to resume a folder that was begun with something else; the rule says what may change."""
-    for name in names:
-        before, after = getattr(stored, name), getattr(wanted, name)
-        if before != after:
+def begun_or_resumed(
+    wanted: BegunT, resume: str | None, out: Path | None, name: str, changes: Mapping[str, Any] | None = None
+) -> tuple[BegunT, Path | None]:
+    """What to answer, with changes to it, and the folder that is resumed, if any."""
+    from scalewise.engine.store.folder import check_folder
+
+    folder = resumed_folder(resume, out, name)
+    if folder is None:
+        check_folder(out)
+        return dataclasses.replace(wanted, **changes or {}), None
+    stored = load_request(folder, type(wanted), wanted.what)
+    check_unchanged(folder, stored, wanted)
+    return dataclasses.replace(stored, **changes or {}), folder
+
+
+def check_unchanged(folder: Path, stored: BegunFolder, wanted: BegunFolder) -> None:
+    """Refuse to resume a folder that was begun with something else; what was set then may be left out."""
+    for name, before in vars(stored).items():
+        after = getattr(wanted, name)
+        left_out = name in LEFT_OUT and not after
+        if before != after and not left_out and name not in wanted.may_change:
             raise RunFolderError(
-                f"{folder} was begun with {name}={before}, got {after}; on resume {rule}: repeat the first command "
-                f"with --resume, or start a new folder without it"
+                f"{folder} was begun with {name}={before}, got {after}; on resume {wanted.rule}: repeat the first "
+                f"command with --resume, or start a new folder without it"
             )
-
-
-def resumed_request(folder: Path, wanted: Begun) -> Begun:
-    """What a folder was begun with; another task or recipe is refused, leaving the recipe out is not."""
-    stored = load_request(folder, Begun, "measurement or forecast")
-    if not wanted.given:
-        wanted = dataclasses.replace(wanted, given=stored.given)
-    names = [field.name for field in dataclasses.fields(Begun)]
-    check_unchanged(folder, stored, wanted, names, "task and recipe may not change")
-    return stored

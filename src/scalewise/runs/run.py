@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import threading
 import time
@@ -34,17 +35,19 @@ from scalewise.engine.store.folder import (
     begin,
     check_same,
     environment_changes,
+    holding,
     read_recipe,
 )
-from scalewise.engine.store.lock import holding
 from scalewise.engine.store.shards import write_tensors
 from scalewise.errors import CheckpointError, Interrupted, LostContact, NonFiniteLoss, Place, ScalewiseError
+from scalewise.recipe import Search
 from scalewise.records import Epoch, Failure, Record, RecordWriter, Result, Step, keep_until, write_atomically
 from scalewise.runs.request import Notice, Notify, silent
 from scalewise.tasks.task import Task
 
 KEPT_CHECKPOINTS = 2
 SIGNAL_SECONDS = 3.0
+RISE = 1.05  # of the validation loss above its least: more than noise
 OnRecord = Callable[[Record], None]
 
 
@@ -92,11 +95,15 @@ class Run:
     def train(self, on_record: OnRecord = ignore) -> Result:
         """Train to the end; every record is stored, then given to `on_record` on the first process."""
         stored = stored_records(self.training, self.folder, self.checkpoint_steps, self.on_disk_full, self._warn)
+        course = Course(self.recipe.search, self._warn)
         with self._stopping():
             for record in stored:
+                course.observe(record)
                 if self.leads:
                     on_record(record)
         assert isinstance(record, Result)
+        if not self.recipe.recipe.label_smoothing:  # which keeps the training loss up
+            course.end(record.train["loss"])
         return record
 
     def _warn(self, line: str) -> None:
@@ -125,6 +132,40 @@ class Run:
         """End a process whose step does not end; what it has not saved is lost."""
         self.notify(f"no step has ended for {self.stop_seconds:.0f} s; the newest checkpoint is what is left")
         os._exit(128 + number)
+
+
+class Course:
+    """Warns when a run whose recipe was raced for does worse than its trials promised.
+
+    Arguments:
+        search: what auto trained before step 0; without trials nothing is expected, so nothing is said.
+        warn: takes the warning.
+    """
+
+    def __init__(self, search: Search | None, warn: Callable[[str], None]) -> None:
+        self._promised = search.trials[-1].loss if search is not None and search.trials else None
+        self._warn, self._least = warn, math.inf
+
+    def observe(self, record: Record) -> None:
+        """Look at the loss of an epoch on validation data, where there are any."""
+        if self._promised is not None and isinstance(record, Epoch) and record.validation is not None:
+            loss = record.validation["loss"]
+            if loss > RISE * self._least:
+                self._warn(
+                    f"the validation loss has risen from {self._least:.4g} to {loss:.4g} by epoch {record.epoch:.3g}: "
+                    f"the run memorizes its training data and may end below one worker; --patience 2 restores the "
+                    f"best weights, --search 0 follows the noise"
+                )
+                self._least = math.inf  # said once, until it falls and rises again
+            self._least = min(self._least, loss)
+
+    def end(self, train_loss: float) -> None:
+        """Look at the loss on training data over the last epoch."""
+        if self._promised is not None and not train_loss <= self._promised:
+            self._warn(
+                f"the training loss ended at {train_loss:.4g}, above the {self._promised:.4g} that auto's trial had "
+                f"on held-out data: expect less than one worker's quality; raise --epochs, or use --search 0"
+            )
 
 
 def train_in(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from scalewise.engine.auto import Auto, complete
 from scalewise.engine.candidates import DEFAULT_CANDIDATES
@@ -41,10 +42,10 @@ from scalewise.engine.store.folder import (
     check_folder,
     check_same,
     check_writable,
+    holding,
     make_folder,
     read_recipe,
 )
-from scalewise.engine.store.lock import holding
 from scalewise.errors import Failed, PlacementError, RecipeError, ScalewiseError, UsageError
 from scalewise.files import read_json
 from scalewise.recipe import Derived, Recipe, RecipeMode, Search, Trial
@@ -54,6 +55,7 @@ from scalewise.runs.run import OnRecord, Run, ignore
 from scalewise.tasks.load import load_task
 from scalewise.tasks.task import Task
 
+_TRIALS = TypeAdapter(list[Trial])
 SAVE_SECONDS = 20.0  # for the processes that are left to save an emergency checkpoint
 MAX_RESTARTS = 3  # the default that torch's own launcher had
 
@@ -112,7 +114,7 @@ def fit(
     resume: str | Path | None = None,
     mode: RecipeMode = "auto",
     epochs_fixed: bool = False,
-    search: float = 0.0,
+    search: float | None = None,
     candidates: Sequence[str] = DEFAULT_CANDIDATES,
     checkpoint_steps: int | None = None,
     on_disk_full: DiskFull = "stop",
@@ -142,7 +144,8 @@ def fit(
         resume: a run folder to continue in, or `auto` for `folder`, else the newest one of this task, if it exists.
         mode: `auto` derives what was not set when there are several workers, `plain` trains the recipe as it is.
         epochs_fixed: keep auto to the number of samples of a single worker, at the price of accuracy.
-        search: steps of auto's race, as a share of one worker's, such as 0.05; 0 follows the noise with AdaScale.
+        search: steps of auto's race, as a share of one worker's; 0 follows the noise with AdaScale instead. By
+            default 0.03, or up to 0.1 where trials need it.
         candidates: optimizers that auto races, or `own` for the task's.
         checkpoint_steps: steps from checkpoint to checkpoint, besides one at the end of every epoch.
         on_disk_full: stop when a checkpoint does not fit on the disk, or continue and try again at the next one.
@@ -244,6 +247,8 @@ def resolved(request: Request, measure: bool = True) -> tuple[RunRecipe, RunFold
         folder, subject = RunFolder(path), load_subject(task, None, None)
         stored = read_recipe(folder)
         changes = dict(request.given)
+        if stored.search is not None and changes.get("epochs") == stored.search.epochs:
+            changes.pop("epochs", None)  # one worker's, from which the stored ones were derived
         if "epochs" in changes:
             changes.setdefault("steps", None)
         wanted = dataclasses.replace(
@@ -264,21 +269,22 @@ def _completed(request: Request, team: Team | None = None) -> RunRecipe:
     subject = load_subject(request.task, None, None)
     base = Recipe.load(request.base) if isinstance(request.base, Path) else request.base or request.task.recipe
     race = _RaceFile(request, subject, base)
-    known = race.read() if team is None or team.leads else None
+    leads, races = team is None or team.leads, request.mode == "auto"
+    known = race.read() if leads and races else None
     known = known if team is None else team.shared(known)
-    trials = [*(known.trials if known else ())]
+    trials: list[Trial] = []
 
     def keep(trial: Trial) -> None:
         trials.append(trial)
-        if team is None or team.leads:
+        if leads:
             race.write(trials)
 
-    where, given = request.placement, dict(request.given)
+    where, given, size = request.placement, dict(request.given), 1 if team is None else team.size
     with translating():
         recipe, derived, search = complete(
-            request.task, base, given, request.mode, where, request.auto, known, alone=team is None, on_trial=keep
+            request.task, base, given, request.mode, where, request.auto, known, processes=size, on_trial=keep
         )
-    if team is None or team.leads:
+    if leads and races:
         race.remove()
     if recipe.compile and not compiles(where.device):
         recipe = recipe.replace(compile=False)
@@ -292,14 +298,17 @@ class _RaceFile:
     def __init__(self, request: Request, subject: Subject, base: Recipe) -> None:
         folder = request.folder or Path("runs") / request.task.name
         self._path = folder.with_name(f"{folder.name}.race.json")
-        what = [subject.spec, subject.settings, base.model_dump(), {**request.given}, dataclasses.asdict(request.auto)]
+        source = Path(subject.spec)
+        code = hashlib.sha256(source.read_bytes()).hexdigest() if source.is_file() else ""  # it may have changed since
+        auto = dataclasses.asdict(request.auto)
+        what = [subject.spec, subject.settings, code, base.model_dump(), {**request.given}, auto]
         self._key = hashlib.sha256(json.dumps(what, default=str).encode()).hexdigest()
 
     def read(self) -> Search | None:
         """The trials, if there are any of this very race."""
         try:
             stored = read_json(self._path)
-            trials = [Trial(**trial) for trial in stored["trials"] if stored["key"] == self._key]
+            trials = _TRIALS.validate_python(stored["trials"]) if stored["key"] == self._key else []
         except (OSError, ValueError, TypeError, KeyError):
             return None
         return Search(0, 0, 0.0, trials=tuple(trials)) if trials else None
@@ -307,12 +316,14 @@ class _RaceFile:
     def write(self, trials: Sequence[Trial]) -> None:
         """Store the trials so far."""
         content = {"key": self._key, "trials": [dataclasses.asdict(trial) for trial in trials]}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path, json.dumps(content, indent=2) + "\n")
+        with contextlib.suppress(OSError):  # the race is run again then
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, json.dumps(content, indent=2) + "\n")
 
     def remove(self) -> None:
         """Forget them: the recipe holds them now."""
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
 
 
 def _agreed(request: Request, team: Team) -> tuple[RunRecipe, RunFolder | None]:

@@ -7,5 +7,5 @@ engine and everything above it.
 - `noise_scale`: `NoiseScale`, `NoiseEstimate`; `precondition`: the same for Adam-like optimizers.
 - `critical_batch`: `CriticalBatch`, what the noise scale predicts of it, `efficiency`; `steps_law`: the one fit of
   S = S_min · (1 + B_crit ÷ B), and `to_go_by`, the answer of `measure` and `plan`.
-- `gain`: AdaScale's. `learning_curve`: ε(m) = α·m^β + γ. `seeds`: differences over seeds. `timing`: rates and costs.
+- `gain`: AdaScale's. `learning_curve`: ε(m) = α·m^β + γ. `timing`: rates and costs.
 """

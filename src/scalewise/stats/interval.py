@@ -17,15 +17,18 @@ such that they are 95 %. From μ = 1.96 = d on this is Fieller's interval again.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import bdtr, stdtr, stdtrit
+
+from scalewise.records import SHARES
 
 LEVEL = 0.95
 BLOCK_STEPS = 8
@@ -62,8 +65,16 @@ class Interval(Generic[Number]):
 
 
 def as_json(record: Any) -> dict[str, Any]:  # noqa: ANN401  (any dataclass)
-    """A dataclass as its JSON object, in which intervals are value and ends."""
-    return asdict(record, dict_factory=lambda pairs: {name: value for name, value in pairs if name != "level"})
+    """A dataclass as its JSON object; what is in it and has a form of its own (`to_json`) takes that."""
+    return {field.name: _in_json(getattr(record, field.name)) for field in fields(record)}
+
+
+def _in_json(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, list | tuple):
+        return [_in_json(item) for item in value]
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    return as_json(value) if is_dataclass(value) else value
 
 
 def t_quantile(freedom: float, level: float = LEVEL) -> float:
@@ -254,3 +265,82 @@ def _freedom(covariances: np.ndarray, means: np.ndarray, degrees: np.ndarray) ->
     parts = np.einsum("i,nij,j->n", weights, covariances, weights)
     total, each = float(parts.sum()) ** 2, float((parts**2 / (degrees + 2)).sum())
     return min(max(total / each, 1.0), float(degrees.sum())) if each > 0 else float(degrees.sum())
+
+
+ROUNDING = 1e-9
+POINTS, SHARE = 0.005, 0.01  # what still counts as not inferior: half a point of accuracy, or 1 % of any other metric
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A metric over seeds: mean, sample standard deviation (None for one value), and the values by seed."""
+
+    mean: float | None
+    std: float | None
+    values: list[float]
+
+    def to_json(self) -> dict[str, float | list[float] | None]:
+        """As it stands in a row."""
+        return asdict(self)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and sample standard deviation.
+
+    >>> spread([1.0, 3.0])
+    Spread(mean=2.0, std=1.4142135623730951, values=[1.0, 3.0])
+    """
+    count = len(values)
+    mean = math.fsum(values) / count if count else None
+    std = None
+    if mean is not None and count > 1:
+        std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    return Spread(mean, std, list(values))
+
+
+def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Interval[float] | None:
+    """The mean of (value − reference) over the seeds that both have, with its interval; None for fewer than two.
+
+    mean ± t(0.975, n − 1) · s ÷ √n, where s is the deviation of the differences: what a seed does to both (the start
+    weights, the order of the samples) cancels.
+    """
+    seeds = sorted(values.keys() & reference.keys())
+    differences = spread([values[seed] - reference[seed] for seed in seeds])
+    if differences.mean is None or differences.std is None:
+        return None
+    deviation = differences.std
+    if deviation <= ROUNDING * abs(differences.mean):  # equal differences: of a coarse metric they are no certainty
+        deviation = resolution([given[seed] for given in (values, reference) for seed in seeds]) / math.sqrt(12)
+    half = t_quantile(len(seeds) - 1) * deviation / math.sqrt(len(seeds))
+    return Interval(differences.mean, differences.mean - half, differences.mean + half)
+
+
+def resolution(values: Sequence[float]) -> float:
+    """The smallest step between two different values: that of an accuracy on n samples is 1 ÷ n or a little more.
+
+    >>> resolution([0.5, 0.75, 0.5, 1.0])
+    0.25
+    """
+    gaps = [high - low for low, high in itertools.pairwise(sorted(values))]
+    return min((gap for gap in gaps if gap > ROUNDING * max(map(abs, values))), default=0.0)
+
+
+def margin(metric: str, reference: float) -> float:
+    """How much worse than the reference still counts as not inferior.
+
+    >>> margin("accuracy", 0.98), margin("loss", 2.0)
+    (0.005, 0.02)
+    """
+    return POINTS if metric in SHARES else SHARE * abs(reference)
+
+
+def not_inferior(difference: Interval[float], metric: str, reference: float, higher_is_better: bool) -> bool:
+    """Whether the whole interval of (value − reference) lies within the margin.
+
+    >>> not_inferior(Interval(0.001, -0.004, 0.006), "accuracy", 0.98, higher_is_better=True)
+    True
+    >>> not_inferior(Interval(0.01, -0.01, 0.03), "loss", 2.0, higher_is_better=False)
+    False
+    """
+    worst = -difference.low if higher_is_better else difference.high
+    return worst <= margin(metric, reference)

@@ -99,9 +99,12 @@ def fit(points: Sequence[tuple[float, float]]) -> LearningCurve:
     x, logs = np.log(sizes) - centre, np.log(errors)[None, :]
     scale = 1.0  # first without robustness, to learn the scale
     for _ in range(2):
-        best = _best(x, logs, scale)
+        first = starts(x, logs, START_SHARES)
+        found, losses = solve(x, np.repeat(logs, len(first), axis=0), first, scale)
+        best = found[[losses.argmin()]]  # (1, 3)
         residuals = (logs - np.log(curve(best, x)))[0]
-        scale = _scale(residuals)
+        spent = math.sqrt(len(x) / max(len(x) - 3, 1))  # three residuals, on the unknowns
+        scale = max(1.4826 * float(np.median(np.abs(residuals))) * spent, LEAST_SCALE)
     least = float(huber(residuals[None, :], scale)[0])
     variance = max(least / (NORMAL_LOSS * (len(x) - 3)), LEAST_SCALE**2)
     limit = t_quantile(len(x) - 3) ** 2 * variance
@@ -119,20 +122,6 @@ def _checked(points: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
             f"larger ones"
         )
     return sizes, errors
-
-
-def _best(x: Array, logs: Array, scale: float) -> Array:
-    """The unknowns with the least loss, from many starts; (1, 3)."""
-    first = starts(x, logs, START_SHARES)
-    found, losses = solve(x, np.repeat(logs, len(first), axis=0), first, scale)
-    best: Array = found[[losses.argmin()]]
-    return best
-
-
-def _scale(residuals: Array) -> float:
-    """Of the residuals, robustly, as if three of them were spent on the unknowns."""
-    points = len(residuals)
-    return max(1.4826 * float(np.median(np.abs(residuals))) * math.sqrt(points / max(points - 3, 1)), LEAST_SCALE)
 
 
 def _accepted(

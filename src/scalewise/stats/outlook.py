@@ -82,23 +82,14 @@ def outlook(points: Points, target: float | None = None) -> Outlook:
     curve, first = fit(pairs), 0
     while len(sizes) - first > LEAST_SIZES:
         rest = fit([pair for pair in pairs if pair[0] > sizes[first]])
-        if not _is_below(rest, [error for size, error in pairs if size == sizes[first]], sizes[first]):
+        logs = [math.log(error) for size, error in pairs if size == sizes[first]]
+        if sum(logs) / len(logs) >= math.log(rest.at(sizes[first]).low):
             break
         curve, first = rest, first + 1
-    return Outlook(points.kind, tuple(pairs), curve, sizes[first] if first else None, _irreducible(curve), target)
-
-
-def _is_below(curve: LearningCurve, errors: Sequence[float], size: float) -> bool:
-    low = curve.at(size).low
-    mean = sum(math.log(error) for error in errors) / len(errors)
-    return low is not None and mean < math.log(low)
-
-
-def _irreducible(curve: LearningCurve) -> float | None:
-    """The size at which α·m^β has come down to γ."""
-    if not curve.identified or not curve.gamma.value:
-        return None
-    return curve.size_for(2 * curve.gamma.value).value
+    small = sizes[first] if first else None
+    known = curve.identified and curve.gamma.value
+    irreducible = curve.size_for(2 * curve.gamma.value).value if known else None  # where α·m^β has come down to γ
+    return Outlook(points.kind, tuple(pairs), curve, small, irreducible, target)
 
 
 Kind = Literal["samples", "parameters"]

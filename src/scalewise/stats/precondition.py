@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-ADAM_LIKE = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "LAMB"})  # of torch's and scalewise's own
+ADAM_LIKE = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "LAMB", "ScheduleFree"})  # of torch's and scalewise's own
 LEAST_SHARE = 0.01  # of the tensor's mean v̂
 
 

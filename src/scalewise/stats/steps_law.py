@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -27,47 +27,82 @@ GRID_POINTS = 2000
 LEAST_SPREAD = 0.03  # of log steps about the law
 
 
-@dataclass(frozen=True)
+@dataclass
 class Law:
-    """S = S_min · (1 + B_crit ÷ B) through steps measured at some global batches."""
+    """S = S_min · (1 + B_crit ÷ B) through steps measured at some global batches.
+
+    Residuals of log S are a function of log B_crit; the other parameter, log S_min, has a closed form.
+    """
 
     global_batches: tuple[int, ...]
     steps: tuple[float, ...]
-    critical: CriticalBatch
-    fit: Fit = field(compare=False, repr=False)
+    method: Literal["sweep", "runs"]
+
+    def __post_init__(self) -> None:
+        self._batches, self._log_steps = np.array(self.global_batches, float), np.log(np.array(self.steps))
+        low, high = math.log(FLAT * self._batches.min()), math.log(STEEP * self._batches.max())
+        self._grid = np.linspace(low, high, GRID_POINTS)
+        self._on_grid = self._squares(self._grid)
+        self._best = self._minimum()
+        self._least = self._rss(self._best)
+        self.freedom = max(len(self.steps) - 2, 0) if len({*self.global_batches}) > 1 else 0  # 0: any law fits
+        mean_square = self._least / self.freedom if self.freedom else 0.0
+        self.residual = math.sqrt(mean_square)  # standard deviation of log S about the law: 0.05 is about 5 %
+        self._variance = max(mean_square, LEAST_SPREAD**2)
+        self.critical = self.at_level(LEVEL)
 
     @property
     def least_steps(self) -> float | None:
         """S_min: steps at an infinite global batch; None where the steps never stopped falling."""
-        return None if self.critical.value is None else math.exp(self.fit.intercept(self.fit.best))
+        return None if self.critical.value is None else math.exp(self._intercept())
 
     @property
     def least_samples(self) -> float | None:
         """E_min: samples at a tiny global batch; None where the steps never began to fall."""
-        best = self.fit.best
-        return math.exp(self.fit.intercept(best) + best) if self.critical.value != 0 else None
-
-    @property
-    def residual(self) -> float:
-        """Standard deviation of log S about the law: 0.05 is about 5 %."""
-        return math.sqrt(self.fit.mean_square)
-
-    def steps_at(self, global_batch: float) -> Interval[float | None]:
-        """Steps at any global batch, with the interval of one more point."""
-        return self.fit.steps_at(global_batch)
+        return math.exp(self._intercept() + self._best) if self.critical.value != 0 else None
 
     def at_level(self, level: float) -> CriticalBatch:
-        """The critical batch with an interval of another level."""
-        if level == self.critical.level:
-            return self.critical
-        found = self.fit.critical(level)
-        return replace(self.critical, low=found.low, high=found.high, level=level)
+        """The critical batch with an interval of any level; nothing from two points, which any law fits."""
+        limit = self._limit(level)
+        if limit is None:
+            return CriticalBatch(None, None, None, self.method, level=level)
+        first, last = self._accepted_ends(limit)
+        best, ends = self._best, (self._grid[0], self._grid[-1])
+        value = 0.0 if best == ends[0] else None if best == ends[1] else math.exp(best)
+        low, high = 0.0 if first is None else math.exp(first), last and math.exp(last)
+        return CriticalBatch(value, low, high, self.method, level=level)
 
-    def near(self, noise: CriticalBatch, level: float = LEVEL) -> CriticalBatch:
-        """The critical batch that the steps and what the noise scale predicts give together."""
-        found = self.fit.near(noise, level)
-        method: Method = "sweep and noise scale" if self.critical.method == "sweep" else "runs and noise scale"
-        return CriticalBatch(found.value, found.low, found.high, method, level=level)
+    def near(self, prior: CriticalBatch, level: float = LEVEL) -> CriticalBatch:
+        """The critical batch, believed to lie in `prior` before the steps are looked at: median and interval.
+
+        The prior is normal in log B on either side of its value, flat where it has no end; the likelihood is Student's.
+        """
+        assert prior.value
+        apart = self._grid - math.log(prior.value)
+        deviations = [abs(math.log(end / prior.value)) / t_quantile(math.inf, prior.level) if end else math.inf
+                      for end in (prior.low, prior.high)]  # fmt: skip
+        before = -0.5 * (apart / np.where(apart < 0, *deviations)) ** 2
+        excess = (self._on_grid - self._least) / self._variance
+        after = np.exp(before) * (1 + excess / self.freedom) ** (-(self.freedom + 1) / 2)
+        places = [0.5, (1 - level) / 2, (1 + level) / 2]
+        value, low, high = np.exp(np.interp(places, after.cumsum() / after.sum(), self._grid)).tolist()
+        method: Method = "sweep and noise scale" if self.method == "sweep" else "runs and noise scale"
+        return CriticalBatch(value, low, high, method, level=level)
+
+    def steps_at(self, global_batch: float) -> Interval[float | None]:
+        """Steps at any global batch, with the interval of one more point.
+
+        That is the union, over accepted values of B_crit, of what a new point may be. For a given B_crit a new point y
+        costs n ÷ (n + 1) · (y − ŷ)² more, so y is accepted up to the limit's distance.
+        """
+        value = math.exp(self._curve(np.array([self._best]), global_batch)[0])
+        limit, count = self._limit(LEVEL), len(self.steps)
+        if limit is None:
+            return Interval(value, None, None)
+        accepted = np.append(self._grid[self._on_grid <= limit], self._best)
+        half = np.sqrt(np.maximum(limit - self._squares(accepted), 0.0) * (count + 1) / count)
+        middle = self._curve(accepted, global_batch)
+        return Interval(value, math.exp((middle - half).min()), math.exp((middle + half).max()))
 
     def to_json(self) -> dict[str, Any]:
         """The law's numbers and the points behind it."""
@@ -80,6 +115,48 @@ class Law:
                        for batch, steps in zip(self.global_batches, self.steps, strict=True)],
         }  # fmt: skip
 
+    def _minimum(self) -> float:
+        """The best grid point, refined; an end of the grid stands for 0 or infinity."""
+        index = int(self._on_grid.argmin())
+        if index in (0, GRID_POINTS - 1) or self._on_grid.max() - self._on_grid.min() == 0:
+            return float(self._grid[index])
+        found = minimize_scalar(self._rss, bounds=(self._grid[index - 1], self._grid[index + 1]), method="bounded",
+                                options={"xatol": 1e-9})  # fmt: skip
+        flat = min(self._on_grid[0], self._on_grid[-1])  # as good at an end, up to rounding: nothing bends
+        return float(found.x) if found.fun < flat * (1 - 1e-9) else float(self._grid[index])
+
+    def _intercept(self) -> float:
+        """log S_min."""
+        return float(self._residuals(np.array([self._best])).mean(axis=1)[0])
+
+    def _residuals(self, log_critical: np.ndarray) -> np.ndarray:
+        """Of S_min = 1; (B_crit, global batch)."""
+        return self._log_steps - np.log1p(np.exp(log_critical)[:, None] / self._batches)
+
+    def _squares(self, log_critical: np.ndarray) -> np.ndarray:
+        """Squared residuals, with the best S_min for each B_crit."""
+        residuals = self._residuals(log_critical)
+        return ((residuals - residuals.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+
+    def _rss(self, log_critical: float) -> float:
+        return float(self._squares(np.array([log_critical]))[0])
+
+    def _curve(self, log_critical: np.ndarray, global_batch: float) -> np.ndarray:
+        return self._residuals(log_critical).mean(axis=1) + np.log1p(np.exp(log_critical) / global_batch)
+
+    def _limit(self, level: float) -> float | None:
+        return self._least + t_quantile(self.freedom, level) ** 2 * self._variance if self.freedom else None
+
+    def _accepted_ends(self, limit: float) -> tuple[float | None, float | None]:
+        """The least and largest accepted log B_crit; None where an end of the grid is accepted."""
+
+        def excess(value: float) -> float:
+            return self._rss(value) - limit
+
+        first = None if self._on_grid[0] <= limit else _crossing(excess, float(self._grid[0]), self._best)
+        last = None if self._on_grid[-1] <= limit else _crossing(excess, self._best, float(self._grid[-1]))
+        return first, last
+
 
 def fit_law(points: Iterable[tuple[int, float]], method: Literal["sweep", "runs"] = "sweep") -> Law:
     """The law through (global batch, steps) pairs, of which there must be one at least.
@@ -89,9 +166,7 @@ def fit_law(points: Iterable[tuple[int, float]], method: Literal["sweep", "runs"
     (200, 83.3)
     """
     batches, steps = zip(*sorted(points), strict=True)
-    fit = Fit(np.array(batches, float), np.log(np.array(steps)))
-    found = fit.critical(LEVEL)
-    return Law(batches, steps, CriticalBatch(found.value, found.low, found.high, method), fit)
+    return Law(batches, steps, method)
 
 
 def medians(runs: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -116,7 +191,7 @@ def to_go_by(noise: CriticalBatch | None, direct: Law | CriticalBatch | None, le
     """
     noise = noise or CriticalBatch(None, None, None, "noise scale")
     shown = direct.critical if isinstance(direct, Law) else direct
-    if direct is None or shown is None or (isinstance(direct, Law) and not direct.fit.freedom):
+    if direct is None or shown is None or (isinstance(direct, Law) and not direct.freedom):
         return predicted(noise).at_level(level)
     if shown.high is not None or not (noise.value and noise.bounded):
         return direct.at_level(level)
@@ -124,103 +199,6 @@ def to_go_by(noise: CriticalBatch | None, direct: Law | CriticalBatch | None, le
         return direct.near(predicted(noise), level)
     use_noise = not shown.bounded or (shown.value is None and overlap(noise, shown))
     return (predicted(noise) if use_noise else shown).at_level(level)
-
-
-class Fit:
-    """Residuals of log S as a function of log B_crit; the other parameter, log S_min, has a closed form."""
-
-    def __init__(self, batches: np.ndarray, log_steps: np.ndarray) -> None:
-        self._batches, self._log_steps = batches, log_steps
-        self._grid = np.linspace(math.log(FLAT * batches.min()), math.log(STEEP * batches.max()), GRID_POINTS)
-        self._on_grid = self._squares(self._grid)
-        self.best = self._minimum()
-        self.least = self.rss(self.best)
-        self.freedom = max(len(batches) - 2, 0) if len(set(batches)) > 1 else 0
-        self.mean_square = self.least / self.freedom if self.freedom else 0.0
-        self.variance = max(self.mean_square, LEAST_SPREAD**2)
-
-    def rss(self, log_critical: float) -> float:
-        """Squared residuals, with the best S_min for this B_crit."""
-        return float(self._squares(np.array([log_critical]))[0])
-
-    def intercept(self, log_critical: float) -> float:
-        """log S_min for this B_crit."""
-        return float(self._intercepts(np.array([log_critical]))[0])
-
-    def _residuals(self, log_critical: np.ndarray) -> np.ndarray:
-        """Of S_min = 1; (B_crit, global batch)."""
-        return self._log_steps - np.log1p(np.exp(log_critical)[:, None] / self._batches)
-
-    def _intercepts(self, log_critical: np.ndarray) -> np.ndarray:
-        return self._residuals(log_critical).mean(axis=1)
-
-    def _squares(self, log_critical: np.ndarray) -> np.ndarray:
-        residuals = self._residuals(log_critical)
-        return ((residuals - residuals.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
-
-    def critical(self, level: float) -> Interval[float | None]:
-        """The best B_crit with its interval; nothing from two points, which any law fits."""
-        limit = self._limit(level)
-        if limit is None:
-            return Interval(None, None, None, level=level)
-        first, last = self._accepted_ends(limit)
-        value = 0.0 if self.best == self._grid[0] else None if self.best == self._grid[-1] else math.exp(self.best)
-        return Interval(value, 0.0 if first is None else math.exp(first), last and math.exp(last), level=level)
-
-    def near(self, prior: CriticalBatch, level: float) -> Interval[float | None]:
-        """Median and interval of B_crit, believed to lie in `prior` before the steps are looked at.
-
-        The prior is normal in log B on either side of its value, flat where it has no end; the likelihood is Student's.
-        """
-        assert prior.value
-        apart = self._grid - math.log(prior.value)
-        deviations = [abs(math.log(end / prior.value)) / t_quantile(math.inf, prior.level) if end else math.inf
-                      for end in (prior.low, prior.high)]  # fmt: skip
-        before = -0.5 * (apart / np.where(apart < 0, *deviations)) ** 2
-        excess = (self._on_grid - self.least) / self.variance
-        after = np.exp(before) * (1 + excess / self.freedom) ** (-(self.freedom + 1) / 2)
-        places = [0.5, (1 - level) / 2, (1 + level) / 2]
-        return Interval(*np.exp(np.interp(places, after.cumsum() / after.sum(), self._grid)).tolist(), level=level)
-
-    def steps_at(self, global_batch: float) -> Interval[float | None]:
-        """Steps at a global batch: the union, over accepted values of B_crit, of what a new point may be.
-
-        For a given B_crit a new point y costs n ÷ (n + 1) · (y − ŷ)² more, so y is accepted up to the limit's distance.
-        """
-        value = math.exp(self._curve(np.array([self.best]), global_batch)[0])
-        limit, count = self._limit(LEVEL), len(self._batches)
-        if limit is None:
-            return Interval(value, None, None)
-        accepted = np.append(self._grid[self._on_grid <= limit], self.best)
-        half = np.sqrt(np.maximum(limit - self._squares(accepted), 0.0) * (count + 1) / count)
-        middle = self._curve(accepted, global_batch)
-        return Interval(value, math.exp((middle - half).min()), math.exp((middle + half).max()))
-
-    def _curve(self, log_critical: np.ndarray, global_batch: float) -> np.ndarray:
-        return self._intercepts(log_critical) + np.log1p(np.exp(log_critical) / global_batch)
-
-    def _minimum(self) -> float:
-        """The best grid point, refined; an end of the grid stands for 0 or infinity."""
-        index = int(self._on_grid.argmin())
-        if index in (0, GRID_POINTS - 1) or self._on_grid.max() - self._on_grid.min() == 0:
-            return float(self._grid[index])
-        found = minimize_scalar(self.rss, bounds=(self._grid[index - 1], self._grid[index + 1]), method="bounded",
-                                options={"xatol": 1e-9})  # fmt: skip
-        flat = min(self._on_grid[0], self._on_grid[-1])  # as good at an end, up to rounding: nothing bends
-        return float(found.x) if found.fun < flat * (1 - 1e-9) else float(self._grid[int(self._on_grid.argmin())])
-
-    def _limit(self, level: float) -> float | None:
-        return self.least + t_quantile(self.freedom, level) ** 2 * self.variance if self.freedom else None
-
-    def _accepted_ends(self, limit: float) -> tuple[float | None, float | None]:
-        """The least and largest accepted log B_crit; None where an end of the grid is accepted."""
-
-        def excess(value: float) -> float:
-            return self.rss(value) - limit
-
-        first = None if self._on_grid[0] <= limit else _crossing(excess, float(self._grid[0]), self.best)
-        last = None if self._on_grid[-1] <= limit else _crossing(excess, self.best, float(self._grid[-1]))
-        return first, last
 
 
 def _crossing(function: Callable[[float], float], start: float, stop: float) -> float:

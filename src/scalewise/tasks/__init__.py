@@ -26,7 +26,7 @@ class BuiltIn:
 
     def published(self) -> Source | None:
         """The data set that must be found or downloaded."""
-        return getattr(importlib.import_module("scalewise.tasks.published"), self.source) if self.source else None
+        return getattr(importlib.import_module("scalewise.tasks.sources"), self.source) if self.source else None
 
     def place(self, data: Path | None = None) -> str:
         """Where the data are, in words."""

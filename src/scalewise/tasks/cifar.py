@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from scalewise.recipe import Recipe
 from scalewise.tasks import augment, sources
 from scalewise.tasks.augment import Pixels
-from scalewise.tasks.published import CIFAR10, CIFAR_RECORD
+from scalewise.tasks.sources import CIFAR10, CIFAR_RECORD
 from scalewise.tasks.task import Task, classifier
 
 

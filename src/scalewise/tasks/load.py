@@ -33,7 +33,8 @@ def load_task(spec: str, settings: Sequence[str] = (), data: Path | None = None)
         task = factory(**arguments)
     if not isinstance(task, Task):
         raise TaskError(f"{spec} must return a scalewise.Task, got {type(task).__name__}; return sw.Task(…)")
-    named = task if task.name != "task" else dataclasses.replace(task, name=_short_name(spec))
+    short = Path(spec).stem if spec.endswith(".py") else spec.rpartition(":")[2]
+    named = task if task.name != "task" else dataclasses.replace(task, name=short)
     object.__setattr__(named, "origin", Origin(spec, tuple(settings), data))
     return named
 
@@ -54,10 +55,6 @@ def _users_code(failed: str) -> Iterator[None]:
 def settings_of(spec: str) -> list[str]:
     """The names that `--set` takes for a task."""
     return [*inspect.signature(_find(spec)).parameters]
-
-
-def _short_name(spec: str) -> str:
-    return Path(spec).stem if spec.endswith(".py") else spec.rpartition(":")[2]
 
 
 def _find(spec: str) -> Callable[..., Any]:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from scalewise.recipe import Recipe
 from scalewise.tasks import sources
 from scalewise.tasks.augment import Pixels
-from scalewise.tasks.published import FASHION_MNIST, MNIST, MNIST_PARTS
-from scalewise.tasks.sources import Source
+from scalewise.tasks.sources import FASHION_MNIST, MNIST, MNIST_PARTS, Source
 from scalewise.tasks.task import Task, classifier
 
 

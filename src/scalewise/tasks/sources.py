@@ -10,7 +10,6 @@ Whatever is found is checked: size, labels, SHA-256. The SHA-256 is that of the 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import gzip
 import hashlib
@@ -24,7 +23,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -32,6 +31,7 @@ from typing import BinaryIO
 import numpy as np
 
 from scalewise.errors import DataError
+from scalewise.records import write_atomically
 
 Progress = Callable[[str, int, int], None]  # (what, bytes so far, bytes in all or 0)
 BLOCK = 1 << 20
@@ -168,7 +168,13 @@ def _check(file: DataFile, content: bytes, path: Path) -> bytes:
             f"data file {path} is {word} must hold {file.size:,} bytes, got {found}; download it again or remove it"
         )
     if file.labels is not None:
-        _check_labels(file.labels, content, path)
+        labels = np.frombuffer(content, np.uint8)[file.labels.offset :: file.labels.stride]
+        wrong = np.flatnonzero(labels >= file.labels.classes)
+        if len(wrong):
+            raise DataError(
+                f"labels in {path} must be 0 to {file.labels.classes - 1}, got {labels[wrong[0]]} at sample "
+                f"{wrong[0]}; download it again or remove it"
+            )
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
         raise DataError(
@@ -176,16 +182,6 @@ def _check(file: DataFile, content: bytes, path: Path) -> bytes:
             f"data set's: download it again or remove it"
         )
     return content
-
-
-def _check_labels(labels: Labels, content: bytes, path: Path) -> None:
-    found = np.frombuffer(content, np.uint8)[labels.offset :: labels.stride]
-    wrong = np.flatnonzero(found >= labels.classes)
-    if len(wrong):
-        raise DataError(
-            f"labels in {path} must be 0 to {labels.classes - 1}, got {found[wrong[0]]} at sample {wrong[0]}; download "
-            f"it again or remove it"
-        )
 
 
 class _Bounded(io.RawIOBase):
@@ -207,18 +203,25 @@ class _Bounded(io.RawIOBase):
         return found
 
 
-def _from_archive(source: Source, path: Path) -> dict[str, bytes]:
-    """The files out of a tar archive, gzipped or not, by their names alone; nothing else in it is looked at."""
+def _from_archive(source: Source, path: Path, content: bytes | None = None) -> dict[str, bytes]:
+    """The files out of a tar archive, gzipped or not, by their names alone; nothing else in it is looked at.
+
+    `content` is that of an archive that is not stored at `path`.
+    """
     contents: dict[str, bytes] = {}
     wanted = {file.name: file for file in source.files}
     most_bytes = ARCHIVE_FACTOR * sum(file.size for file in source.files) + BLOCK
     try:
-        with _opened(path) as unpacked, tarfile.open(fileobj=_Bounded(unpacked, most_bytes), mode="r|") as archive:
-            for member in archive:
-                file = wanted.get(Path(member.name).name)
-                stream = archive.extractfile(member) if file and member.isfile() else None
-                if file and stream:
-                    contents[file.name] = _check(file, stream.read(file.size + 1), path / file.name)
+        with path.open("rb") if content is None else io.BytesIO(content) as stored:
+            packed = stored.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            stored.seek(0)
+            unpacked = _Bounded(gzip.GzipFile(fileobj=stored) if packed else stored, most_bytes)
+            with tarfile.open(fileobj=unpacked, mode="r|") as archive:
+                for member in archive:
+                    file = wanted.get(Path(member.name).name)
+                    stream = archive.extractfile(member) if file and member.isfile() else None
+                    if file and stream:
+                        contents[file.name] = _check(file, stream.read(file.size + 1), path / file.name)
     except DataError:
         raise
     except Exception as error:  # whatever tarfile makes of a broken file
@@ -227,12 +230,6 @@ def _from_archive(source: Source, path: Path) -> dict[str, bytes]:
     if missing:
         raise DataError(f"data archive {path} lacks {', '.join(sorted(missing))}; download it again or remove it")
     return contents
-
-
-def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
-    with path.open("rb") as file:
-        packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-    return gzip.open(path) if packed else path.open("rb")
 
 
 def _from_arrays(source: Source, path: Path) -> dict[str, bytes]:
@@ -280,7 +277,9 @@ def _download(source: Source, folder: Path, incomplete: list[str], progress: Pro
     """Fetch what is missing, check it, and store it; other processes of this machine wait and find it."""
     address = os.environ.get("SCALEWISE_MIRROR", source.address).rstrip("/")
     try:
-        with _alone(source):
+        # this user's other processes on this machine are kept out meanwhile
+        with (Path(tempfile.gettempdir()) / f"scalewise-{os.getuid()}-{source.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             found = _from_root(source, folder.parent, [])
             return found or _fetch_all(source, folder, address, progress)
     except OSError as error:  # urllib's errors are OSErrors too
@@ -293,37 +292,26 @@ def _download(source: Source, folder: Path, incomplete: list[str], progress: Pro
         ) from None
 
 
-@contextlib.contextmanager
-def _alone(source: Source) -> Iterator[None]:
-    """Keep this user's other processes on this machine out while a data set is downloaded."""
-    with (Path(tempfile.gettempdir()) / f"scalewise-{os.getuid()}-{source.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _fetch_all(source: Source, folder: Path, address: str, progress: Progress | None) -> dict[str, bytes]:
     if source.archive:
         packed = _fetch(f"{address}/{source.archive}", 2 * sum(file.size for file in source.files), progress)
-        with _temporary(folder / source.archive, packed) as archive:
-            contents = _from_archive(source, archive)
+        contents = _from_archive(source, folder / source.archive, packed)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            _store(folder / name, content)
+            write_atomically(folder / name, content)
         return contents
     contents = {}
     for file in source.files:
         path = folder / f"{file.name}.gz"
         packed = _fetch(f"{address}/{path.name}", 2 * file.size, progress)
-        with gzip.open(io.BytesIO(packed)) as stream:
-            contents[file.name] = _check(file, _unpacked(stream, file.size), path)
-        _store(path, packed)
+        try:
+            content = gzip.GzipFile(fileobj=io.BytesIO(packed)).read(file.size + 1)
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"what was downloaded is damaged: {error}") from None
+        contents[file.name] = _check(file, content, path)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, packed)
     return contents
-
-
-def _unpacked(stream: gzip.GzipFile, size: int) -> bytes:
-    try:
-        return stream.read(size + 1)
-    except (EOFError, zlib.error) as error:
-        raise OSError(f"what was downloaded is damaged: {error}") from None
 
 
 def _fetch(address: str, most: int, progress: Progress | None) -> bytes:
@@ -343,18 +331,67 @@ def _fetch(address: str, most: int, progress: Progress | None) -> bytes:
     return bytes(data)
 
 
-@contextlib.contextmanager
-def _temporary(path: Path, content: bytes) -> Iterator[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
+_TEN = Labels(offset=8, stride=1, classes=10)
+MNIST_PARTS = {"train": 60_000, "t10k": 10_000}
 
 
-def _store(path: Path, content: bytes) -> None:
-    """Write a file so that it exists as a whole or not at all."""
-    with _temporary(path, content) as temporary:
-        temporary.replace(path)
+def _mnist_files(*sha256: str) -> tuple[DataFile, ...]:
+    """The four files of a data set in MNIST's layout, from the hashes of their contents."""
+    hashes = iter(sha256)
+    files: list[DataFile] = []
+    for part, samples in MNIST_PARTS.items():
+        files.append(DataFile(f"{part}-images-idx3-ubyte", 16 + samples * 784, next(hashes)))
+        files.append(DataFile(f"{part}-labels-idx1-ubyte", 8 + samples, next(hashes), _TEN))
+    return tuple(files)
+
+
+FASHION_MNIST = Source(
+    name="fashion-mnist",
+    files=_mnist_files(
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ),
+    folders=("fashion-mnist", "FashionMNIST/raw"),
+    address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+)
+MNIST = Source(
+    name="mnist",
+    files=_mnist_files(
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ),
+    folders=("mnist", "MNIST/raw"),
+    address="https://ossci-datasets.s3.amazonaws.com/mnist",
+    arrays=(
+        "mnist.npz",
+        {
+            "x_train": "train-images-idx3-ubyte",
+            "y_train": "train-labels-idx1-ubyte",
+            "x_test": "t10k-images-idx3-ubyte",
+            "y_test": "t10k-labels-idx1-ubyte",
+        },
+    ),
+)
+
+CIFAR_RECORD = 1 + 3 * 32 * 32  # a label and the red, green and blue planes
+_CIFAR_HASHES = {
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
+CIFAR10 = Source(
+    name="cifar10",
+    files=tuple(
+        DataFile(name, 10_000 * CIFAR_RECORD, sha, Labels(0, CIFAR_RECORD, 10)) for name, sha in _CIFAR_HASHES.items()
+    ),
+    folders=("cifar-10-batches-bin",),
+    address="https://www.cs.toronto.edu/~kriz",
+    archive="cifar-10-binary.tar.gz",
+)

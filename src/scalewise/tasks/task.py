@@ -161,8 +161,9 @@ class Task:
             return loss
         assert self.loss is not None
         if not isinstance(batch, tuple | list) or len(batch) != 2:
+            got = f"{len(batch)} parts" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"
             raise TaskError(
-                f"the simple form of a task needs data of two parts, (inputs, target), got {_shape_of(batch)}; use the "
+                f"the simple form of a task needs data of two parts, (inputs, target), got {got}; use the "
                 f"general form with step="
             )
         inputs, target = batch
@@ -202,10 +203,6 @@ def _divisor(loss: nn.CrossEntropyLoss | nn.NLLLoss, target: Tensor) -> Number:
         return len(target)
     counted = target[target != loss.ignore_index]
     return counted.numel() if loss.weight is None else loss.weight[counted].sum()
-
-
-def _shape_of(batch: Batch) -> str:
-    return f"{len(batch)} parts" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"
 
 
 def classifier(

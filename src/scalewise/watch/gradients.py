@@ -78,8 +78,12 @@ def square_of(gradients: Iterable[Tensor], processes: int = 1, sharded: bool = F
     """
     locals_, shares = [], []
     for gradient in gradients:
+        shards = 1
+        if isinstance(gradient, DTensor):
+            places = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
+            shards = math.prod(size for size, place in places if not place.is_replicate())
         locals_.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
-        shares.append(_shards(gradient) / processes if sharded else 1.0)
+        shares.append(shards / processes if sharded else 1.0)
     if not locals_:
         return torch.zeros(())
     norms = torch.stack([norm(local).to(locals_[0].device) for local in locals_])
@@ -87,15 +91,6 @@ def square_of(gradients: Iterable[Tensor], processes: int = 1, sharded: bool = F
     if sharded:
         norms = norms * torch.tensor(shares, dtype=norms.dtype, device=norms.device).sqrt()
     return norms @ norms
-
-
-def _shards(tensor: Tensor) -> int:
-    """How many different parts of a tensor there are."""
-    count = 1
-    if isinstance(tensor, DTensor):
-        for size, place in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
-            count *= 1 if place.is_replicate() else size
-    return count
 
 
 @dataclass(frozen=True)
@@ -121,16 +116,12 @@ def output_gradient(gradient: Tensor) -> OutputGradient:
     local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
     rows = local.unsqueeze(-1) if local.ndim == 1 else local
     sizes = torch.linalg.vector_norm(rows, 1, dim=-1)
-    return OutputGradient(sizes.count_nonzero(), sizes.sum(dtype=wide(sizes)), _labels(rows, sizes))
-
-
-def _labels(rows: Tensor, sizes: Tensor) -> Tensor | None:
-    if rows.ndim != 2 or not 2 <= rows.shape[1] <= MOST_LABELS:
-        return None
-    is_label = (rows.sum(-1).abs() <= BALANCED * sizes) & (sizes > 0) & ((rows < 0).sum(-1) == 1)
-    return torch.zeros(rows.shape[1], dtype=torch.int64, device=rows.device).index_add_(
-        0, rows.argmin(-1), is_label.to(torch.int64)
-    )
+    labels = None
+    if rows.ndim == 2 and 2 <= rows.shape[1] <= MOST_LABELS:
+        is_label = (rows.sum(-1).abs() <= BALANCED * sizes) & (sizes > 0) & ((rows < 0).sum(-1) == 1)
+        labels = torch.zeros(rows.shape[1], dtype=torch.int64, device=rows.device)
+        labels.index_add_(0, rows.argmin(-1), is_label.to(torch.int64))
+    return OutputGradient(sizes.count_nonzero(), sizes.sum(dtype=wide(sizes)), labels)
 
 
 HALF_BUDGET = 0.005  # share of a step's time that these passes may take
@@ -199,7 +190,11 @@ class Halves:
         with self._as_before():
             half = self._pass(output, gradient, slice(rows))
             other = None if self._complete else self._pass(output, gradient, slice(rows, None))
-        return _Half(rows, len(gradient), _share(gradient, rows), half, other)
+        share = torch.tensor(rows / len(gradient), device=gradient.device)  # of the loss's weight: of the samples
+        if gradient.ndim >= 3:  # or of the tokens that have a gradient
+            there = gradient.abs().sum(-1) > 0
+            share = there[:rows].sum() / there.sum()
+        return _Half(rows, len(gradient), share, half, other)
 
     @contextlib.contextmanager
     def _as_before(self) -> Iterator[None]:
@@ -251,14 +246,6 @@ class Halves:
         wanted = spent_seconds / max(HALF_BUDGET * step_seconds, 1e-9)
         shortest, longest = INTERVALS
         self._interval = max(shortest, min(longest, 2 ** math.ceil(math.log2(max(1.0, wanted)))))
-
-
-def _share(gradient: Tensor, rows: int) -> Tensor:
-    """The share of the loss's weight in the first rows: of the samples, or of the tokens that have a gradient."""
-    if gradient.ndim < 3:
-        return torch.tensor(rows / len(gradient), device=gradient.device)
-    there = gradient.abs().sum(-1) > 0
-    return there[:rows].sum() / there.sum()
 
 
 OWN_FUNCTION = "the model has functions with a backward of their own (a checkpoint, for one), which would run again"

@@ -25,19 +25,6 @@ from scalewise.watch.gradients import after_backward, norm, wide
 CLOSE_STEPS = ENOUGH_STEPS  # every step of these is looked at, so that a first number comes soon
 
 
-def _held(named: list[tuple[str, nn.Parameter]], optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that an optimizer moves: only in them it has coordinates."""
-    moved = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    held = [(name, parameter) for name, parameter in named if id(parameter) in moved]
-    if not held:
-        raise UsageError(
-            f"a preconditioned noise scale needs an optimizer of the model's parameters, got a "
-            f"{type(optimizer).__name__} that holds none of the {len(named)} that are trained; give the one that moves "
-            f"them, or leave optimizer= out"
-        )
-    return held
-
-
 class Meter:
     """The norms of the gradients of a step's parts, which hooks see, to be compared with that of the whole.
 
@@ -55,7 +42,14 @@ class Meter:
             )
         if optimizer is not None:
             check_adam_like(optimizer)
-            named = _held(named, optimizer)
+            moved = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            count, named = len(named), [one for one in named if id(one[1]) in moved]  # only there it has coordinates
+            if not named:
+                raise UsageError(
+                    f"a preconditioned noise scale needs an optimizer of the model's parameters, got a "
+                    f"{type(optimizer).__name__} that holds none of the {count} that are trained; give the one that "
+                    f"moves them, or leave optimizer= out"
+                )
         self._scale, self._part_samples, self._layers = scale, part_samples, layers
         self._optimizer = optimizer
         self._names = [name for name, _ in named]

@@ -169,20 +169,15 @@ def gap(layer: _BatchNorm, batch: Tensor) -> Tensor:
     """
     assert layer.running_mean is not None
     assert layer.running_var is not None
-    values = _some(batch.detach())
+    values, dimensions = batch.detach(), batch.ndim - 2
+    too_many = batch.numel() / (ENOUGH * batch.shape[1])
+    if dimensions and too_many > 1:  # an even grid over the positions of every sample, about as many as are enough
+        stride = math.ceil(too_many ** (1 / dimensions))
+        grid = (slice(min(stride, size) // 2, None, stride) for size in batch.shape[2:])
+        values = values[(slice(None), slice(None), *grid)]
     over = [dimension for dimension in range(values.ndim) if dimension != 1]
     variance, mean = torch.var_mean(values.float(), dim=over)
     variance = variance + layer.eps
     shift = (layer.running_mean - mean).abs() / variance.sqrt()
     stretch = ((layer.running_var + layer.eps) / variance).log().abs()
     return torch.maximum(shift, stretch).median()
-
-
-def _some(batch: Tensor) -> Tensor:
-    """An even grid over the positions of every sample, about as many as are enough."""
-    dimensions = batch.ndim - 2
-    too_many = batch.numel() / (ENOUGH * batch.shape[1])
-    if not dimensions or too_many <= 1:
-        return batch
-    stride = math.ceil(too_many ** (1 / dimensions))
-    return batch[(slice(None), slice(None), *(slice(min(stride, size) // 2, None, stride) for size in batch.shape[2:]))]

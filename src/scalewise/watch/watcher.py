@@ -162,8 +162,10 @@ class Watcher:
             self._now.losses.append(number)
         elif not self._refused_a_loss:
             self._refused_a_loss = True
+            shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+            got = f"a {type(loss).__name__}{shape}"
             warnings.warn(
-                f"watcher.loss needs one number, the mean loss of a micro batch, got {_described(loss)}, which is not "
+                f"watcher.loss needs one number, the mean loss of a micro batch, got {got}, which is not "
                 f"noted; pass loss.mean()",
                 RuntimeWarning,
                 stacklevel=2,
@@ -365,11 +367,6 @@ class Watcher:
     def _write_labels(self) -> None:
         if self._labels is not None:
             self._file.write(line(WatchedLabels(self._labels.tolist())) + "\n")
-
-
-def _described(value: object) -> str:
-    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-    return f"a {type(value).__name__}{shape}"
 
 
 def _widest(output: object) -> Tensor | None:

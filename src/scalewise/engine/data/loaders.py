@@ -68,7 +68,7 @@ def load(samples: Samples, requests: Iterable[Request], loaders: int, pin_memory
             sampler=requests,
             num_workers=loaders,
             prefetch_factor=AHEAD,
-            collate_fn=_as_it_is,
+            collate_fn=lambda batch: batch,
             pin_memory=pin_memory,
             worker_init_fn=_begin,
             multiprocessing_context="fork",  # a task's own classes need not be importable by name
@@ -88,10 +88,6 @@ def _until_closed(batches: Any) -> Iterator[Batch]:  # noqa: ANN401  (DataLoader
         ) from None
     finally:
         batches._shutdown_workers()
-
-
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
 
 
 def _begin(number: int) -> None:

@@ -41,7 +41,7 @@ class TensorSamples:
     in_memory = True
 
     def __init__(self, tree: Data, what: str) -> None:
-        self.tree = tree_map(_as_tensor, tree)
+        self.tree = tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
         leaves, self._structure = tree_flatten(self.tree)
         self._leaves = leaves
         if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
@@ -208,10 +208,14 @@ def hold_out(samples: Samples) -> tuple[Samples, Samples]:
     return Subset(samples, order[cut:].sort().values), Subset(samples, order[:cut].sort().values)
 
 
+def some(samples: Samples, most: int) -> Samples:
+    """Up to `most` samples, the same ones each time."""
+    if len(samples) <= most:
+        return samples
+    order = torch.from_numpy(np.random.Generator(np.random.PCG64(1)).permutation(len(samples)))
+    return Subset(samples, order[:most].sort().values)
+
+
 def held_out_samples(samples: int) -> int:
     """How many of some training samples are held out."""
     return max(1, samples // HELD_OUT_SHARE)
-
-
-def _as_tensor(leaf: Any) -> Any:  # noqa: ANN401
-    return torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -74,7 +74,7 @@ class SampleStream:
     def __init__(self, samples: int, seed: int) -> None:
         self.samples = samples
         self.seed = seed
-        self._permutations: OrderedDict[int, Tensor] = OrderedDict()
+        self._permutation = functools.lru_cache(maxsize=2)(self._permuted)
 
     def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Sample numbers and epoch numbers of stream positions [start, stop)."""
@@ -89,13 +89,9 @@ class SampleStream:
         indices, epochs = zip(*parts, strict=True)
         return torch.cat(indices), torch.cat(epochs)
 
-    def _permutation(self, epoch: int) -> Tensor:
-        if epoch not in self._permutations:
-            generator = np.random.Generator(np.random.PCG64(key("order", self.seed, epoch)))
-            self._permutations[epoch] = torch.from_numpy(generator.permutation(self.samples))
-            if len(self._permutations) > 2:
-                self._permutations.popitem(last=False)
-        return self._permutations[epoch]
+    def _permuted(self, epoch: int) -> Tensor:
+        generator = np.random.Generator(np.random.PCG64(key("order", self.seed, epoch)))
+        return torch.from_numpy(generator.permutation(self.samples))
 
 
 def sample_keys(seed: int, epochs: Tensor, indices: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ placement and processes.team of the engine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -95,6 +95,20 @@ class Strategy:
     def whole(self) -> AbstractContextManager[PlacedModel]:
         """The whole model on every process, to evaluate and to store; all processes ask for it together."""
         raise NotImplementedError
+
+    @contextmanager
+    def evaluated(self) -> Iterator[PlacedModel]:
+        """`whole`, with the weights to evaluate and to use: Schedule-Free's mean x, else those that are trained."""
+        with self._optimizer.evaluated() as differs:
+            if differs:
+                self._publish()
+            with self.whole() as model:
+                yield model
+        if differs:
+            self._publish()
+
+    def _publish(self) -> None:
+        """Bring every process the weights that others update. No-op where none does."""
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Overwrite parameters and buffers with those of the whole model."""

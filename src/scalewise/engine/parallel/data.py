@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +15,7 @@ from scalewise.engine.parallel import HeldBytes, Setup, Strategy
 from scalewise.engine.parallel.lockstep import Lockstep, check_lockstep
 from scalewise.engine.parallel.model import PlacedModel
 from scalewise.engine.parallel.workers import (
+    Ready,
     StepNumbers,
     WorkerNumbers,
     Workers,
@@ -23,7 +25,7 @@ from scalewise.engine.parallel.workers import (
 )
 from scalewise.engine.processes.team import Gathered, Team
 from scalewise.engine.sums import reductions
-from scalewise.engine.sums.flat import Bucket, FlatLayout, Scale, clip_coefficient, mean_factor, scaling
+from scalewise.engine.sums.flat import FlatLayout, clip_coefficient, mean_factor, scaling
 from scalewise.engine.sums.replicas import fingerprint
 from scalewise.engine.sums.tree import share
 from scalewise.engine.update.optimizer import FlatOptimizer, StateEntry, owned_stretches
@@ -31,7 +33,33 @@ from scalewise.nn.batch_norm import exchanging
 from scalewise.tasks.task import Number
 
 
-class FlatStrategy(Strategy):
+class MeasuringStrategy(Strategy):
+    """A strategy whose processes know the norm of the mean gradient, and clip what they hold of it."""
+
+    def _numbers(self, table: Tensor | Gathered, names: list[str], measures: bool) -> StepNumbers:
+        """A step's numbers, with the norm of its mean gradient where that is wanted."""
+        measured = measures or self._setup.recipe.clip_norm is not None
+        return StepNumbers(table, names, self._clipped() if measured else None)
+
+    def _clipped(self) -> Tensor:
+        """The squared norm of the mean gradient before clipping; then it is clipped."""
+        square = self._squared_norm()
+        if self._setup.recipe.clip_norm is not None:
+            coefficient = clip_coefficient(self._setup.recipe.clip_norm, square)
+            for part in self._mean_gradient():
+                part.mul_(coefficient.to(part.dtype))
+        return square
+
+    def _squared_norm(self) -> Tensor:
+        """Of the mean gradient."""
+        raise NotImplementedError
+
+    def _mean_gradient(self) -> list[Tensor]:
+        """What this process holds of it."""
+        raise NotImplementedError
+
+
+class FlatStrategy(MeasuringStrategy):
     """A strategy whose processes hold parameters, and what is averaged over workers, in one flat vector."""
 
     def _hold(self, parameters: Mapping[str, Tensor], averages: Mapping[str, Tensor], team: Team) -> None:
@@ -50,17 +78,11 @@ class FlatStrategy(Strategy):
         self._new_averages = self._layout.views(source)[len(parameters) :]
 
     def _squared_norm(self) -> Tensor:
-        """Of the mean gradient."""
         return self._reduction.squared_norm()
 
-    def _clipped(self) -> Tensor:
-        """The squared norm of the mean gradient before clipping; then it is clipped."""
-        square = self._squared_norm()
-        if self._setup.recipe.clip_norm is not None:
-            coefficient = clip_coefficient(self._setup.recipe.clip_norm, square).to(self._layout.dtype)
-            for start, stop in self._reduction.owned:
-                self._reduction.sum[start : min(stop, self._layout.parameters_stop)].mul_(coefficient)
-        return square
+    def _mean_gradient(self) -> list[Tensor]:
+        last = self._layout.parameters_stop
+        return [self._reduction.sum[start : min(stop, last)] for start, stop in self._reduction.owned]
 
     @torch.no_grad()
     def update(self, lr: float) -> None:
@@ -70,9 +92,14 @@ class FlatStrategy(Strategy):
             for start, stop in self._reduction.owned:
                 first = max(start, self._layout.parameters_stop)  # the averages; the parameters are updated in place
                 self._weights[first:stop] = self._reduction.sum[first:stop]
-            self._reduction.publish(self._weights)
+            self._publish()
         if self._averages:
             torch._foreach_copy_(self._averages, self._new_averages)
+
+    def _publish(self) -> None:
+        """Bring every process the weights that others update."""
+        if self._reduction.spreads:
+            self._reduction.publish(self._weights)
 
     def held(self) -> HeldBytes:
         """The weights, the sums over workers, and the state of what this process updates."""
@@ -102,7 +129,11 @@ class DataParallel(FlatStrategy):
         self._hold(self.model.parameters, self.model.averages, team)
         self._taken: list[int] = []  # the fingerprint of the weights before this step, where it is compared
         self._computes = False  # whether workers run, which change the model's buffers
-        self._overlap = _Overlap(self._layout, self._reduction.buckets, self._reduction.launch)
+        spans = [(start, start + self._layout.tensors[name].numel()) for name, start in self._layout.starts.items()]
+        self._buckets_of = [  # by tensor
+            [number for number, one in enumerate(self._reduction.buckets) if start < one.stop and one.start < stop]
+            for start, stop in spans
+        ]
         if len(self._reduction.buckets) > 1:
             self.workers.listen()
 
@@ -120,15 +151,12 @@ class DataParallel(FlatStrategy):
             known = [[one.weight] for one in found] + [[last_weight]]
             weights.append(self._team.gather_rows(numbers_tensor(known, self._team.device), self._counts))
 
-        if self._team.size > 1:
-            self.model.buffers.remember()
-            self._computes = True
+        self.model.buffers.remember()
+        self._computes = True
         compares = self._compared_every > 0 and step % self._compared_every == 0
         self._taken = fingerprint(self._weights) if compares else []  # before workers change averages
         if self._lockstep is not None:
             return self._gradients_in_lockstep(self._lockstep, step, signal, measures)
-        if len(self._mine) > 1 and self._team.size == 1:
-            self.model.buffers.remember()
         for leaf, worker in enumerate(self._mine):
             if leaf:
                 self.model.buffers.restore()
@@ -170,47 +198,48 @@ class DataParallel(FlatStrategy):
         self.model.buffers.check_fixed()
         packed = pack(found, self._team.device, signal, self._taken)
         table = self._team.gather_rows(packed, self._counts) if self._team.size > 1 else packed
-        self._reduction.finish(self._mean(weights, step))
-        if isinstance(table, Gathered):
-            table.arrive()  # so that whoever has updated its weights also has the numbers of that step
-        measured = measures or self._recipe.clip_norm is not None
-        return StepNumbers(table, [*found[0].metrics], self._clipped() if measured else None)
-
-    def worker_steps(self, step: int) -> Iterator[WorkerStep]:
-        """Compute this process's workers' gradients again, at the present weights; nothing else changes."""
-        self.model.buffers.remember()
-        if self._lockstep is not None:
-            results = self._together(self._lockstep, step, True)
-            yield from (WorkerStep(worker, n, [*g]) for worker, (g, n) in zip(self._mine, results, strict=True))
-        else:
-            for worker in self._mine:
-                self.model.buffers.restore()
-                gradients, numbers = self.workers.gradient(step, worker, True)
-                yield WorkerStep(worker, numbers, [*gradients])
-        self.model.buffers.restore()
-
-    def _when_ready(self, leaf: int) -> Callable[[int, Tensor], None]:
-        """Fold the last worker's gradients during its backward pass, and send full buckets."""
-        self._overlap.start()
-        first_average = len(self.model.parameters)
-
-        def ready(number: int, gradient: Tensor) -> None:
-            if self._overlap.untouched:  # the averages were complete after forward
-                for offset, buffer in enumerate(self._averages):
-                    self._fold.put_one(leaf, first_average + offset, buffer)
-                    self._overlap.done(first_average + offset)
-            self._fold.put_one(leaf, number, gradient)
-            self._overlap.done(number)
-
-        return ready
-
-    def _mean(self, weights: list[Gathered], step: int) -> Scale:
-        """Gradients divided by the total weight of the global batch, averages by the number of workers."""
         began = time.perf_counter()
         known = weights[0].wait() if weights else None
         self._weights_seconds += time.perf_counter() - began
         factor = mean_factor(self._recipe.worker_batch, self._cuts.samples(step), known)
-        return scaling(self._recipe.workers, self._layout, factor)
+        self._reduction.finish(scaling(self._recipe.workers, self._layout, factor))
+        if isinstance(table, Gathered):
+            table.arrive()  # so that whoever has updated its weights also has the numbers of that step
+        return self._numbers(table, [*found[0].metrics], measures)
+
+    def worker_steps(self, step: int) -> Iterator[WorkerStep]:
+        """Compute this process's workers' gradients again, at the present weights; nothing else changes."""
+        if self._lockstep is not None:
+            self.model.buffers.remember()
+            results = self._together(self._lockstep, step, True)
+            yield from (WorkerStep(worker, n, [*g]) for worker, (g, n) in zip(self._mine, results, strict=True))
+        else:
+            for worker in self.model.buffers.each(self._mine):
+                gradients, numbers = self.workers.gradient(step, worker, True)
+                yield WorkerStep(worker, numbers, [*gradients])
+        self.model.buffers.restore()
+
+    def _when_ready(self, leaf: int) -> Ready:
+        """Fold the last worker's gradients during its backward pass.
+
+        Buckets are sent, in one order on every process, as soon as all tensors in them are complete.
+        """
+        missing = Counter(number for buckets in self._buckets_of for number in buckets)
+        waiting = deque(enumerate(self._reduction.buckets))
+        averages = [*enumerate(self._averages, len(self.model.parameters))]
+
+        def put(tensor: int, value: Tensor) -> None:
+            self._fold.put_one(leaf, tensor, value)
+            missing.subtract(self._buckets_of[tensor])
+            while waiting and not missing[waiting[0][0]]:
+                self._reduction.launch(waiting.popleft()[1])
+
+        def ready(number: int, gradient: Tensor) -> None:
+            while averages:  # they were complete after forward
+                put(*averages.pop(0))
+            put(number, gradient)
+
+        return ready
 
     def update(self, lr: float) -> None:
         """Change the weights and the averaged buffers."""
@@ -245,31 +274,3 @@ class DataParallel(FlatStrategy):
         if self._computes:
             self.model.buffers.restore()
         return self._optimizer.state()
-
-
-class _Overlap:
-    """Launches buckets, in one order on every process, as soon as all tensors in them are complete."""
-
-    def __init__(self, layout: FlatLayout, buckets: list[Bucket], launch: Callable[[Bucket], None]) -> None:
-        self._buckets, self._launch = buckets, launch
-        spans = [(start, start + layout.tensors[name].numel()) for name, start in layout.starts.items()]
-        self._buckets_of = [
-            [number for number, bucket in enumerate(buckets) if start < bucket.stop and bucket.start < stop]
-            for start, stop in spans
-        ]
-        self._sizes = [sum(number in touched for touched in self._buckets_of) for number in range(len(buckets))]
-
-    def start(self) -> None:
-        """Begin a step."""
-        self._missing = list(self._sizes)
-        self._next = 0
-        self.untouched = True
-
-    def done(self, tensor: int) -> None:
-        """Tensor number `tensor` is complete."""
-        self.untouched = False
-        for bucket in self._buckets_of[tensor]:
-            self._missing[bucket] -= 1
-        while self._next < len(self._buckets) and not self._missing[self._next]:
-            self._launch(self._buckets[self._next])
-            self._next += 1

@@ -8,8 +8,10 @@ bytes are those of data parallelism.
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -22,15 +24,16 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 
 from scalewise.engine.parallel import HeldBytes, Setup
-from scalewise.engine.parallel.split import Averages, SplitStrategy, first_line
-from scalewise.engine.parallel.workers import WEIGHT, StepNumbers, WorkerNumbers, Workers, pack, square_of
+from scalewise.engine.parallel.split import SplitStrategy, first_line
+from scalewise.engine.parallel.workers import WEIGHT, Buffers, StepNumbers, WorkerNumbers, Workers, pack, square_of
+from scalewise.engine.sums import reductions
 from scalewise.engine.sums.flat import (
     FlatLayout,
     Piece,
     Stretch,
     add_row,
-    clip_coefficient,
     mean_factor,
+    scaling,
     sum_of_squares,
     sum_rows,
 )
@@ -38,7 +41,6 @@ from scalewise.engine.sums.grid import RangeNorms, chunk_ranges
 from scalewise.engine.sums.tree import own_plan, plan_of_all, share
 from scalewise.engine.update.optimizer import FlatOptimizer
 from scalewise.errors import PlacementError, TaskError
-from scalewise.tasks.task import Number
 
 
 class FullyShardedParallel(SplitStrategy):
@@ -57,7 +59,8 @@ class FullyShardedParallel(SplitStrategy):
         self._held = {name: _local(sharded[name]) for name in setup.model.parameters}
         self._parameters = [sharded[name] for name in self._held]
         self._workers = Workers(setup, self._module, self._parameters, self.feed)
-        self._norms = _GradientNorms(self._module, [*self._held])
+        self._norms: dict[int, Tensor] | None = None  # of one backward pass, by parameter; None: not wanted
+        self._listen()
 
         self._sum = torch.zeros(
             sum(part.numel() for part in self._held.values()), dtype=self._parameters[0].dtype, device=team.device
@@ -67,9 +70,9 @@ class FullyShardedParallel(SplitStrategy):
         layout = FlatLayout(setup.model.parameters, {}, 1)
         self._empty_model()
         self._stretches = self._cut(layout)
-        self._optimizer = FlatOptimizer(recipe, layout, self._stretches, dist.all_reduce)
+        self._optimizer = FlatOptimizer(recipe, layout, self._stretches, dist.all_reduce, setup.model.matrices)
         self._chunk_norms = RangeNorms(layout, chunk_ranges(layout), self._stretches, dist.all_reduce)
-        self._averages = Averages(setup, self._module)
+        self._hold_averages()
 
     def _cut(self, layout: FlatLayout) -> list[Stretch]:
         """The local shards: neighbouring elements of parameters, since these are cut by rows."""
@@ -87,50 +90,75 @@ class FullyShardedParallel(SplitStrategy):
             local += part.numel()
         return stretches
 
+    def _listen(self) -> None:
+        """Take the norms of whole gradients during the backward pass, while each exists for a moment."""
+        groups = [part for part in self._module.modules() if isinstance(part, FSDPModule)]
+        for group in groups:
+            group.unshard()
+        whole = dict(self._module.named_parameters())
+        for number, name in enumerate(self._held):
+            whole[name].register_hook(functools.partial(self._came, number))
+        for group in groups:
+            group.reshard()
+
+    def _came(self, number: int, gradient: Tensor) -> None:
+        if self._norms is not None:
+            self._norms[number] = torch._foreach_norm([gradient.detach()])[0]
+
+    def _hold_averages(self) -> None:
+        """Batch-norm statistics and their like: every process has them whole; they are averaged in tree order."""
+        setup, here = self._setup, dict(self._module.named_buffers())
+        averages = {name: here[name] for name in setup.model.averages}
+        self._buffers = Buffers(self._module, averages, {name: here[name] for name in setup.model.counters})
+        self._averages = [*averages.values()] if setup.recipe.workers > 1 else []
+        if self._averages:
+            self._layout = FlatLayout({}, averages, setup.team.size)
+            self._fold, self._reduction = reductions.build(
+                setup.placement, self._layout, setup.team, setup.recipe.workers
+            )
+
     def gradients(self, step: int, signal: int, measures: bool) -> StepNumbers:
         """A pass of one worker on every process at a time; the last one brings the sum over all."""
+        recipe = self._setup.recipe
         found: list[WorkerNumbers] = []
-        self._averages.buffers.remember()
-        for leaf, worker in enumerate(self._mine):
-            if leaf:
-                self._averages.buffers.restore()
+        for leaf, worker in enumerate(self._buffers.each(self._mine)):
             found.append(self._worker(step, worker, measures))
-            self._averages.put(leaf)
+            if self._averages:
+                self._fold.put(leaf, self._averages)
         gathered = self._team.gather_rows(pack(found, self._team.device, signal), self._counts)
         weights = None if self._setup.task.weight_is_samples else gathered.wait()[:, WEIGHT]
         for place, parameter in zip(self._gradients, self._parameters, strict=True):
             assert parameter.grad is not None
             place.copy_(_local(parameter.grad))
             parameter.grad = None
-        self._averages.finish()
-        self._sum.mul_(mean_factor(self._setup.recipe.worker_batch, self._setup.cuts.samples(step), weights))
-        measured = measures or self._setup.recipe.clip_norm is not None
-        return StepNumbers(gathered, [*found[0].metrics], self._clipped() if measured else None)
+        self._buffers.check_fixed()
+        if self._averages:
+            for bucket in self._reduction.buckets:
+                self._reduction.launch(bucket)
+            self._reduction.finish(scaling(recipe.workers, self._layout, 1.0))
+        self._sum.mul_(mean_factor(recipe.worker_batch, self._setup.cuts.samples(step), weights))
+        return self._numbers(gathered, [*found[0].metrics], measures)
 
     def _worker(self, step: int, worker: int, measures: bool) -> WorkerNumbers:
         """One worker's passes; its gradient goes where it is summed."""
-        numbers: WorkerNumbers | None = None
+        assert isinstance(self._module, FSDPModule)
+        worker_batch = self._setup.recipe.worker_batch
+        found: list[WorkerNumbers] = []
         for parameter in self._parameters:
             parameter.grad = None
         with _only_called():
-            for root, found, last in self._workers.passes(step, worker):
-                assert isinstance(self._module, FSDPModule)
+            for loss, numbers, last in self._workers.passes(step, worker):
                 self._module.set_requires_gradient_sync(last)
-                with self._norms.taken(measures):
-                    root.backward()
-                numbers = found if numbers is None else numbers + found
-                if measures:
-                    share_of_mean = self._setup.recipe.worker_batch / found.weight
-                    numbers = numbers.with_norm(self._norms.square() * share_of_mean**2)
-        assert numbers is not None
-        return numbers
+                self._norms = {} if measures else None
+                loss.root(worker_batch).backward()
+                if self._norms is not None:
+                    norms = [self._norms.get(number, self._sum.new_zeros(())) for number in range(len(self._held))]
+                    numbers = numbers.with_norm(square_of(norms) * (worker_batch / numbers.weight) ** 2)
+                found.append(numbers)
+        return functools.reduce(operator.add, found)
 
-    def _clipped(self) -> Tensor:
-        """The squared norm of the mean gradient before clipping; then it is clipped."""
-        square = self._squared_norm()
-        if self._setup.recipe.clip_norm is not None:
-            self._sum.mul_(clip_coefficient(self._setup.recipe.clip_norm, square).to(self._sum.dtype))
-        return square
+    def _mean_gradient(self) -> list[Tensor]:
+        return [self._sum]
 
     def _squared_norm(self) -> Tensor:
         """On the chunk grid where it enters the update; else from the shards, for which less is exchanged."""
@@ -143,7 +171,8 @@ class FullyShardedParallel(SplitStrategy):
     def update(self, lr: float) -> None:
         """Change the local shards and the averaged buffers."""
         self._optimizer.step(self._sum, lr)
-        self._averages.update()
+        if self._averages:
+            torch._foreach_copy_(self._averages, self._layout.views(self._reduction.sum))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._module.named_parameters():
@@ -159,7 +188,7 @@ class FullyShardedParallel(SplitStrategy):
             part.view(-1).copy_(tensors[name].reshape(-1)[first : first + part.numel()])
         for name, buffer in self._module.named_buffers():
             buffer.copy_(tensors[name])
-        self._averages.buffers.accept()
+        self._buffers.accept()
 
     def held(self) -> HeldBytes:
         """The shards, their gradients and their state."""
@@ -232,44 +261,6 @@ def first_element(tensor: Tensor, process: int, processes: int) -> int:
 
 def _local(tensor: Tensor) -> Tensor:
     return cast(DTensor, tensor.detach()).to_local()
-
-
-class _GradientNorms:
-    """The norms of whole gradients, taken during the backward pass, while each exists for a moment."""
-
-    def __init__(self, module: nn.Module, names: list[str]) -> None:
-        groups = [part for part in module.modules() if isinstance(part, FSDPModule)]
-        for group in groups:
-            group.unshard()
-        self._found: dict[int, Tensor] = {}
-        self._wanted = False
-        whole = dict(module.named_parameters())
-        for number, name in enumerate(names):
-            whole[name].register_hook(self._hook(number))
-        self._zeros = [whole[name].new_zeros(()) for name in names]
-        for group in groups:
-            group.reshard()
-
-    def _hook(self, number: int) -> Callable[[Tensor], None]:
-        def hook(gradient: Tensor) -> None:
-            if self._wanted:
-                self._found[number] = torch._foreach_norm([gradient.detach()])[0]
-
-        return hook
-
-    @contextmanager
-    def taken(self, wanted: bool) -> Iterator[None]:
-        """The context of a backward pass."""
-        self._found.clear()
-        self._wanted = wanted
-        try:
-            yield
-        finally:
-            self._wanted = False
-
-    def square(self) -> Number:
-        """The squared norm of the last backward's gradient."""
-        return square_of([self._found.get(number, zero) for number, zero in enumerate(self._zeros)])
 
 
 class OrderedScatter(ReduceScatter):

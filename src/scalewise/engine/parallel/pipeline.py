@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from scalewise.engine.data import streams
 from scalewise.engine.parallel import Setup
 from scalewise.engine.parallel.split import LocalStrategy, check_split, dry_run, first_micro_batch
-from scalewise.engine.parallel.stages import LastStage, MeasuredStage, Passage, given, model_input, named, split
+from scalewise.engine.parallel.stages import given, model_input, named, split
 from scalewise.engine.parallel.workers import (
     SIGNAL,
     SQUARED_NORMS,
@@ -32,18 +34,54 @@ from scalewise.engine.parallel.workers import (
     precision,
 )
 from scalewise.engine.sums.flat import FlatLayout
-from scalewise.tasks.task import Number
+from scalewise.tasks.task import Batch, Number
 
 ONLY_CALLS = "--parallel pipeline needs a task whose step does nothing with the model but call it"
 
 
-@dataclass(frozen=True)
-class _StageNumbers:
-    """What one stage has of one worker: its gradients' norms, and on the last stage the worker's numbers."""
+class MeasuredStage(PipelineStage):
+    """A stage that takes each micro batch's gradient by itself: its norms, and the sum, micro batch by micro batch."""
 
-    norms: list[Number]  # (micro batch, parameter of the model), 0 where another stage has the parameter
-    weights: list[Number]  # (micro batch,)
-    numbers: WorkerNumbers | None
+    def __init__(
+        self, setup: Setup, module: nn.Module, parameters: Sequence[Tensor], flow: tuple[Tensor, Tensor]
+    ) -> None:
+        """Nothing is computed yet.
+
+        Arguments:
+            setup: the processes, one stage each, and the recipe, in whose precision layers run forward.
+            module, parameters: the layers of this process and what is trained of them.
+            flow: what a micro batch is when it comes here and when it leaves, as examples.
+        """
+        team = setup.team
+        super().__init__(module, team.rank, team.size, team.device, input_args=flow[0], output_args=flow[1])
+        self._setup, self._trained = setup, parameters
+        self.begin(False)
+
+    def begin(self, measures: bool) -> None:
+        """Forget the worker before."""
+        self._measures = measures
+        self.norms: list[Tensor] = []  # of each micro batch's gradient: (parameter,)
+        self.sums: list[Tensor] = []
+        for parameter in self._trained:
+            parameter.grad = None
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signature
+        """As torch does it, in the recipe's precision."""
+        with precision(self._setup.recipe, self._setup.team.device):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """As torch does it; then the gradient is taken away."""
+        super().backward_one_chunk(*args, **kwargs)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
+        if self._measures:
+            self.norms.append(torch.stack(torch._foreach_norm(gradients)))
+        if self.sums:
+            torch._foreach_add_(self.sums, gradients)
+        else:
+            self.sums = gradients
+        for parameter in self._trained:
+            parameter.grad = None
 
 
 class PipelineParallel(LocalStrategy):
@@ -58,7 +96,9 @@ class PipelineParallel(LocalStrategy):
         averages = {name: own[name] for name in model.averages if name in own}
         self._buffers = Buffers(self._stage, averages, {name: own[name] for name in model.counters if name in own})
         self._hold_part({name: own[name] for name in model.parameters if name in own}, averages, self._whole)
-        self._passage = Passage(self._new_stage)
+        self._batches: list[Batch] = []  # of the worker that passes, where a stage needs them
+        self._losses: list[WorkerNumbers] = []  # of its micro batches, on the last stage
+        self._scheduled = functools.cache(self._schedule)
 
     def _place_stage(self) -> None:
         """Split a copy of the model, keep one stage of it, and empty the model itself."""
@@ -82,64 +122,76 @@ class PipelineParallel(LocalStrategy):
 
     def gradients(self, step: int, signal: int, measures: bool) -> StepNumbers:
         """Every worker in turn through all stages; this process sums the gradients of its own."""
-        found = []
-        self._buffers.remember()
-        for worker in range(self._setup.recipe.workers):
-            if worker:
-                self._buffers.restore()
-            found.append(self._worker(step, worker, measures))
+        workers = self._buffers.each(range(self._setup.recipe.workers))
+        rows, found = zip(*[self._worker(step, worker, measures) for worker in workers], strict=True)
         self._buffers.check_fixed()
-        names = self._agreed_names(found)
-        table = self._exchanged(found, names, signal)
-        return self._reduced(step, measures, table, names)
+        if self._metric_names is None:
+            mine = [*found[0].metrics] if found[0] is not None else []
+            self._metric_names = self._team.shared(mine, self._team.size - 1)
+        table = self._exchanged(rows, found, self._metric_names, signal, self._setup.cuts.micro_batches(step))
+        return self._reduced(step, measures, table, self._metric_names)
 
-    def _new_stage(self) -> MeasuredStage:
-        parameters = [*self._held.values()]
-        under = functools.partial(precision, self._setup.recipe, self._team.device)
-        return MeasuredStage(self._stage, parameters, self._flow, self._team, under)
+    def _schedule(self, count: int) -> tuple[MeasuredStage, Schedule1F1B | ScheduleGPipe]:
+        """How `count` micro batches pass the stages of all processes."""
+        stage = MeasuredStage(self._setup, self._stage, [*self._held.values()], self._flow)
+        # torch has no 1F1B for fewer micro batches than stages: then all go forward and all come back
+        kind = Schedule1F1B if count >= stage.num_stages else ScheduleGPipe
+        return stage, kind(stage, count, loss_fn=self._root, scale_grads=False)
 
-    def _worker(self, step: int, worker: int, measures: bool) -> _StageNumbers:
-        """One worker's micro batches through the pipeline, and its gradient into the sum."""
+    def _root(self, output: Tensor, micro: Tensor) -> Tensor:
+        """Where backward starts from the last stage's output; the numbers of the micro batch are kept."""
+        recipe, model = self._setup.recipe, self.model.module
+        with precision(recipe, self._team.device), given(model, output):
+            loss = self._setup.task.evaluate(model, self._batches[int(micro)], recipe.label_smoothing)
+        self._losses.append(WorkerNumbers.of(loss))
+        return loss.root(recipe.worker_batch)
+
+    def _worker(self, step: int, worker: int, measures: bool) -> tuple[list[Number], WorkerNumbers | None]:
+        """One worker's micro batches through the pipeline, and its gradient into the sum.
+
+        Returns the norms of its gradients, (micro batch, parameter of the model) with 0 where another stage has the
+        parameter, and the micro batches' weights; on the last stage also the worker's numbers.
+        """
         recipe, rank, task = self._setup.recipe, self._team.rank, self._setup.task
         streams.seed_everything(
             streams.key("worker", recipe.seed, step, worker, *([rank] if rank else [])), self._team.device
         )
         start = streams.random_state()[0]
         count = self._setup.cuts.micro_batches(step)
-        ends = rank in (0, self._team.size - 1)
-        batches = [self.feed.batch(step, worker, micro) for micro in range(count)] if ends else []
-        inputs = [model_input(task, self.model.module, batch) for batch in batches] if not rank else []
-        last = LastStage(self._setup, batches)
-        stage = self._passage.run(count, inputs, last.root, measures)
+        stage, schedule = self._scheduled(count)
+        ends = stage.is_first or stage.is_last
+        self._batches = [self.feed.batch(step, worker, micro) for micro in range(count)] if ends else []
+        self._losses = []
+        stage.begin(measures)
+        if stage.is_first:
+            inputs = [model_input(task, self.model.module, batch) for batch in self._batches]
+            schedule.step(torch.cat(inputs) if count > 1 else inputs[0], return_outputs=False)
+        else:
+            numbers = torch.arange(count) if stage.is_last else None  # torch hands the loss its part of the target
+            schedule.step(target=numbers, return_outputs=False)
         self._put(worker, stage.sums)
         self.exact = self.exact and torch.equal(start, streams.random_state()[0])
-        return _StageNumbers(self._spread(stage.norms, count), last.weights or [0.0] * count, last.numbers)
-
-    def _spread(self, norms: list[Tensor], count: int) -> list[Number]:
-        """The norms of this stage's parameters among those of the model, micro batch by micro batch."""
         places = [place for place, name in enumerate(self.model.parameters) if name in self._held]
-        table = torch.zeros(count, len(self.model.parameters), dtype=torch.float64)
-        for row, mine in zip(table, norms, strict=False):
+        norms = torch.zeros(count, len(self.model.parameters), dtype=torch.float64)
+        for row, mine in zip(norms, stage.norms, strict=False):
             row[places] = mine.double().cpu()
-        found: list[Number] = table.flatten().tolist()
-        return found
+        weights = [one.weight for one in self._losses] or [0.0] * count
+        whole = functools.reduce(operator.add, self._losses) if self._losses else None
+        return [*norms.flatten().tolist(), *weights], whole
 
-    def _agreed_names(self, found: list[_StageNumbers]) -> list[str]:
-        """The names of the metrics, from the last stage."""
-        if self._metric_names is None:
-            mine = found[0].numbers
-            names = [*mine.metrics] if mine is not None else []
-            self._metric_names = self._team.shared(names, self._team.size - 1)
-        return self._metric_names
-
-    def _exchanged(self, found: list[_StageNumbers], names: list[str], signal: int) -> Tensor:
+    def _exchanged(
+        self,
+        rows: Sequence[list[Number]],
+        found: Sequence[WorkerNumbers | None],
+        names: list[str],
+        signal: int,
+        count: int,
+    ) -> Tensor:
         """Every worker's numbers on every process, as `pack` lays them out, from what each stage has of them."""
-        device, workers = self._team.device, len(found)
-        count, norms = len(found[0].weights), len(found[0].norms)
+        device, workers, norms = self._team.device, len(rows), count * len(self.model.parameters)
         nothing = WorkerNumbers(0.0, 0.0, dict.fromkeys(names, (0.0, 0.0)))
-        packed = pack([one.numbers or nothing for one in found], device, signal)
-        own = numbers_tensor([[*one.norms, *one.weights] for one in found], device)
-        table = torch.cat([own, packed, packed.new_full((workers, 1), self.exact)], 1)
+        packed = pack([one or nothing for one in found], device, signal)
+        table = torch.cat([numbers_tensor(rows, device), packed, packed.new_full((workers, 1), self.exact)], 1)
         gathered = self._team.gather_rows(table, [workers] * self._team.size).wait()
         stages = gathered.view(self._team.size, *table.shape)  # (stage, worker, number)
         numbers = stages[-1, :, norms + count : -1].clone()

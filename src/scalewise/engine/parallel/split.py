@@ -1,7 +1,7 @@
 """What fsdp, pipeline and tensor parallelism share: each process holds a part of the model.
 
-`LocalStrategy` holds that part with the sum over workers and its optimizer, `Averages` the buffers that every process
-holds whole. The whole model, which evaluation and checkpoints need, is empty in between (`SplitStrategy.whole`).
+`LocalStrategy` holds that part with the sum over workers and its optimizer. The whole model, which evaluation and
+checkpoints need, is empty in between (`SplitStrategy.whole`).
 
 Layers alone do not show whether a model can be split: its `forward` or the task's step may do more with them than call
 one after another. So a dry run of one micro batch compares the split model with the whole one before training.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -19,12 +18,11 @@ from torch import Tensor, nn
 
 from scalewise.engine.data import streams
 from scalewise.engine.data.feed import Feed
-from scalewise.engine.parallel import Setup, Strategy
-from scalewise.engine.parallel.data import FlatStrategy
+from scalewise.engine.parallel import Setup
+from scalewise.engine.parallel.data import FlatStrategy, MeasuringStrategy
 from scalewise.engine.parallel.model import PlacedModel
-from scalewise.engine.parallel.workers import WEIGHT, Buffers, StepNumbers, WorkerNumbers, precision
+from scalewise.engine.parallel.workers import WEIGHT, StepNumbers, WorkerNumbers, precision
 from scalewise.engine.processes.team import Team
-from scalewise.engine.sums import reductions
 from scalewise.engine.sums.flat import (
     FlatLayout,
     Piece,
@@ -40,7 +38,7 @@ from scalewise.errors import ScalewiseError, TaskError
 from scalewise.tasks.task import Batch
 
 
-class SplitStrategy(Strategy):
+class SplitStrategy(MeasuringStrategy):
     """A strategy whose processes each hold a part of the model, and none of them a worker's whole gradient."""
 
     _held: Mapping[str, Tensor]  # this process's parts of the trained parameters
@@ -121,13 +119,12 @@ class LocalStrategy(SplitStrategy, FlatStrategy):
         self._fold.put(worker, [*gradients, *self._averages])
 
     def _reduced(self, step: int, measures: bool, table: Tensor, names: list[str]) -> StepNumbers:
-        """Make the sums means, and clip the mean gradient; `table` has every worker's numbers."""
+        """Make the sums means; `table` has every worker's numbers."""
         recipe = self._setup.recipe
         weights = None if self._setup.task.weight_is_samples else table[:, WEIGHT]
         factor = mean_factor(recipe.worker_batch, self._setup.cuts.samples(step), weights)
         self._reduction.finish(scaling(recipe.workers, self._layout, factor))
-        measured = measures or recipe.clip_norm is not None
-        return StepNumbers(table, names, self._clipped() if measured else None)
+        return self._numbers(table, names, measures)
 
     def _squared_norm(self) -> Tensor:
         """Of the whole model's mean gradient, from the chunks of its grid."""
@@ -135,49 +132,8 @@ class LocalStrategy(SplitStrategy, FlatStrategy):
         return sum_of_squares(norms)
 
 
-class Averages:
-    """Batch-norm statistics and their like: every process has them whole, and they are averaged in tree order."""
-
-    def __init__(self, setup: Setup, module: nn.Module) -> None:
-        here = dict(module.named_buffers())
-        averages = {name: here[name] for name in setup.model.averages}
-        counters = {name: here[name] for name in setup.model.counters}
-        self.buffers = Buffers(module, averages, counters)
-        self._workers = setup.recipe.workers
-        self._values = [*averages.values()] if self._workers > 1 else []
-        if self._values:
-            self._layout = FlatLayout({}, averages, setup.team.size)
-            self._fold, self._reduction = reductions.build(setup.placement, self._layout, setup.team, self._workers)
-
-    def put(self, leaf: int) -> None:
-        """Take what one worker has made of them."""
-        if self._values:
-            self._fold.put(leaf, self._values)
-
-    def finish(self) -> None:
-        """The mean over all workers."""
-        self.buffers.check_fixed()
-        if self._values:
-            for bucket in self._reduction.buckets:
-                self._reduction.launch(bucket)
-            self._reduction.finish(scaling(self._workers, self._layout, 1.0))
-
-    def update(self) -> None:
-        """Put the mean where the model has it."""
-        if self._values:
-            torch._foreach_copy_(self._values, self._layout.views(self._reduction.sum))
-
-
 CLOSE = 0.05  # far above what another order of sums does, also in bf16, and far below what another model does
 TINY = 1e-300
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """The loss of a micro batch (its sum over samples), and every output of the model on the way."""
-
-    loss: float
-    outputs: list[Tensor]
 
 
 def first_micro_batch(setup: Setup) -> Batch:
@@ -185,8 +141,11 @@ def first_micro_batch(setup: Setup) -> Batch:
     return Feed(setup.task, setup.recipe, setup.samples, setup.cuts, setup.team.device, range(1), 0).batch(0, 0, 0)
 
 
-def dry_run(setup: Setup, module: nn.Module, batch: Batch) -> DryRun:
-    """What the task's step makes of a micro batch, with layers in evaluation mode."""
+def dry_run(setup: Setup, module: nn.Module, batch: Batch) -> list[Tensor]:
+    """What the task's step makes of a micro batch, with layers in evaluation mode.
+
+    Every output of the model on the way and, at last, the loss (its sum over samples).
+    """
     outputs: list[Tensor] = []
     trains = module.training
 
@@ -202,10 +161,10 @@ def dry_run(setup: Setup, module: nn.Module, batch: Batch) -> DryRun:
     finally:
         handle.remove()
         module.train(trains)
-    return DryRun(float(WorkerNumbers.of(loss).loss), outputs)
+    return [*outputs, torch.tensor(float(WorkerNumbers.of(loss).loss))]
 
 
-def check_split(setup: Setup, whole: DryRun, parts: nn.Module, batch: Batch, needed: str) -> None:
+def check_split(setup: Setup, whole: list[Tensor], parts: nn.Module, batch: Batch, needed: str) -> None:
     """Refuse a split model that does not compute what the whole one did; `needed` says what is required."""
     try:
         found = dry_run(setup, parts, batch)
@@ -218,13 +177,12 @@ def check_split(setup: Setup, whole: DryRun, parts: nn.Module, batch: Batch, nee
         raise TaskError(f"{needed}; split, it computes something else (off by {distance:.0%}): use --parallel data")
 
 
-def _distance(whole: DryRun, found: DryRun) -> float:
+def _distance(whole: list[Tensor], found: list[Tensor]) -> float:
     """The largest relative distance of outputs and losses, as vectors; values that are not finite count as 0."""
-    pairs = [*zip(whole.outputs, found.outputs, strict=False), (torch.tensor(whole.loss), torch.tensor(found.loss))]
-    if len(whole.outputs) != len(found.outputs) or any(first.shape != second.shape for first, second in pairs):
+    if [tensor.shape for tensor in whole] != [tensor.shape for tensor in found]:
         return 1.0
-    wide = [(first.double().nan_to_num(), second.double().nan_to_num()) for first, second in pairs]
-    return max(float((first - second).norm() / first.norm().clamp(min=TINY)) for first, second in wide)
+    pairs = zip(*([tensor.double().nan_to_num() for tensor in one] for one in (whole, found)), strict=True)
+    return max(float((first - second).norm() / first.norm().clamp(min=TINY)) for first, second in pairs)
 
 
 def first_line(error: Exception) -> str:

@@ -7,19 +7,15 @@ the order in which they were registered. Whether a chain is the model is tried o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NoReturn
+from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils.flop_counter import FlopCounterMode
 
-from scalewise.engine.parallel import Setup
-from scalewise.engine.parallel.workers import WorkerNumbers, precision
-from scalewise.engine.processes.team import Team
 from scalewise.errors import PlacementError, TaskError
-from scalewise.tasks.task import Batch, Number, Task
+from scalewise.tasks.task import Batch, Task
 
 NEEDED = (
     "--parallel pipeline needs a model that is a chain of layers: an nn.Sequential, or one with a method stages() that "
@@ -27,22 +23,8 @@ NEEDED = (
 )
 
 
-class Stage(nn.Module):
-    """Some layers, one after another."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Pass all of them."""
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 @torch.no_grad()
-def split(module: nn.Module, example: Tensor, count: int) -> tuple[list[Stage], list[Tensor]]:
+def split(module: nn.Module, example: Tensor, count: int) -> tuple[list[nn.Sequential], list[Tensor]]:
     """The model as `count` stages that share its parameters, and what goes into each (and out of the last).
 
     Arguments:
@@ -58,8 +40,10 @@ def split(module: nn.Module, example: Tensor, count: int) -> tuple[list[Stage], 
             f"layer{'' if len(units) == 1 else 's'} for {count} processes; lower --processes to {len(units)} or less"
         )
     bounds = balanced(_costs(units, example), count)
-    stages = [Stage([layer for unit in units[start:stop] for layer in unit]) for start, stop in bounds]
-    _check_apart(stages)
+    stages = [nn.Sequential(*(layer for unit in units[start:stop] for layer in unit)) for start, stop in bounds]
+    owners = [{id(parameter) for parameter in stage.parameters()} for stage in stages]
+    if len(set().union(*owners)) < sum(map(len, owners)):
+        raise TaskError(f"{NEEDED}; two stages share a parameter: give each its own, or lower --processes")
     flows = [example]
     for stage in stages:
         flows.append(stage(flows[-1]))
@@ -82,7 +66,7 @@ def _chain(model: nn.Module, example: Tensor) -> list[nn.Module]:
         raise TaskError(f"{NEEDED}; the layers of {kind} do not hold {missing[0]!r}: add stages() to it")
     expected = model(example)
     try:
-        found = Stage(layers)(example)
+        found = nn.Sequential(*layers)(example)
     except Exception:  # whatever happens when layers are called that were not made to be called in turn
         found = None
     if not isinstance(found, Tensor) or not isinstance(expected, Tensor) or not torch.equal(found, expected):
@@ -120,7 +104,7 @@ def _costs(units: list[list[nn.Module]], example: Tensor) -> list[float]:
     """Each unit's share of the operations and of the parameters, added: a stage takes both time and memory."""
     operations, parameters = [], []
     for unit in units:
-        stage = Stage(unit)
+        stage = nn.Sequential(*unit)
         with FlopCounterMode(display=False) as counter:
             example = stage(example)
         operations.append(counter.get_total_flops())
@@ -147,98 +131,6 @@ def balanced(costs: Sequence[float], count: int) -> list[tuple[int, int]]:
     return best[count, len(costs)][1]
 
 
-def _check_apart(stages: list[Stage]) -> None:
-    owners = [{id(parameter) for parameter in stage.parameters()} for stage in stages]
-    if len(set().union(*owners)) < sum(map(len, owners)):
-        raise TaskError(f"{NEEDED}; two stages share a parameter: give each its own, or lower --processes")
-
-
-Precision = Callable[[], AbstractContextManager[object]]
-Loss = Callable[[Tensor, int], Tensor]
-
-
-class MeasuredStage(PipelineStage):
-    """A stage that takes each micro batch's gradient by itself: its norms, and the sum, micro batch by micro batch."""
-
-    def __init__(
-        self, module: nn.Module, parameters: Sequence[Tensor], flow: tuple[Tensor, Tensor], team: Team, under: Precision
-    ) -> None:
-        """Nothing is computed yet.
-
-        Arguments:
-            module, parameters: the layers of this process and what is trained of them.
-            flow: what a micro batch is when it comes here and when it leaves, as examples.
-            team: the processes, one stage each.
-            under: makes the context in which layers run forward.
-        """
-        super().__init__(module, team.rank, team.size, team.device, input_args=flow[0], output_args=flow[1])
-        self._trained, self._under = parameters, under
-        self.measures = False
-        self.norms: list[Tensor] = []  # of each micro batch's gradient: (parameter,)
-        self.sums: list[Tensor] = []
-
-    def begin(self, measures: bool) -> None:
-        """Forget the worker before."""
-        self.measures, self.norms, self.sums = measures, [], []
-        for parameter in self._trained:
-            parameter.grad = None
-
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signature
-        """As torch does it, in the recipe's precision."""
-        with self._under():
-            return super().forward_one_chunk(*args, **kwargs)
-
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """As torch does it; then the gradient is taken away."""
-        super().backward_one_chunk(*args, **kwargs)
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
-        if self.measures:
-            self.norms.append(torch.stack(torch._foreach_norm(gradients)))
-        if self.sums:
-            torch._foreach_add_(self.sums, gradients)
-        else:
-            self.sums = gradients
-        for parameter in self._trained:
-            parameter.grad = None
-
-
-class Passage:
-    """The stages of all processes, through which one worker's micro batches pass."""
-
-    def __init__(self, make_stage: Callable[[], MeasuredStage]) -> None:
-        self._make_stage = make_stage
-        self._schedules: dict[int, tuple[MeasuredStage, Schedule1F1B | ScheduleGPipe]] = {}
-        self._loss: Loss | None = None
-
-    def run(self, count: int, inputs: Sequence[Tensor], loss: Loss, measures: bool) -> MeasuredStage:
-        """Pass `count` micro batches forward and backward; the stage has their gradient.
-
-        Arguments:
-            count: how many.
-            inputs: what goes into the first stage; not needed elsewhere.
-            loss: where backward starts, from the last stage's output and the number of the micro batch.
-            measures: whether to take the norms of every micro batch's gradient.
-        """
-        if count not in self._schedules:
-            stage = self._make_stage()
-            # torch has no 1F1B for fewer micro batches than stages: then all go forward and all come back
-            kind = Schedule1F1B if count >= stage.num_stages else ScheduleGPipe
-            self._schedules[count] = stage, kind(stage, count, loss_fn=self._root, scale_grads=False)
-        stage, schedule = self._schedules[count]
-        self._loss = loss
-        stage.begin(measures)
-        if stage.is_first:
-            schedule.step(torch.cat([*inputs]) if count > 1 else inputs[0], return_outputs=False)
-        else:
-            numbers = torch.arange(count) if stage.is_last else None  # torch hands the loss its part of the target
-            schedule.step(target=numbers, return_outputs=False)
-        return stage
-
-    def _root(self, output: Tensor, number: Tensor) -> Tensor:
-        assert self._loss is not None
-        return self._loss(output, int(number))
-
-
 ONE_CALL = "--parallel pipeline needs a task that calls the model once, with one tensor"
 
 
@@ -263,15 +155,14 @@ def _replaced(model: nn.Module, forward: Callable[..., object]) -> Iterator[None
             model.forward = own
 
 
-def _catch(*arguments: object, **named: object) -> NoReturn:
-    """Leave the task's step with what it calls the model with."""
-    raise _Called((*arguments, *named.values()))
-
-
 def model_input(task: Task, model: nn.Module, batch: Batch) -> Tensor:
     """What a task calls the model with."""
+
+    def catch(*arguments: object, **named: object) -> NoReturn:
+        raise _Called((*arguments, *named.values()))  # leaves the task's step
+
     try:
-        with _replaced(model, _catch):
+        with _replaced(model, catch):
             task.evaluate(model, batch)
     except _Called as call:
         if len(call.arguments) == 1 and isinstance(call.arguments[0], Tensor):
@@ -293,22 +184,3 @@ def given(model: nn.Module, output: Tensor) -> Iterator[None]:
 
     with _replaced(model, forward):
         yield
-
-
-class LastStage:
-    """The loss of one worker's micro batches, from the pipeline's outputs."""
-
-    def __init__(self, setup: Setup, batches: list[Batch]) -> None:
-        self._setup, self._batches = setup, batches
-        self.numbers: WorkerNumbers | None = None
-        self.weights: list[Number] = []
-
-    def root(self, output: Tensor, micro: int) -> Tensor:
-        """Where backward starts; the numbers are kept."""
-        task, recipe, model = self._setup.task, self._setup.recipe, self._setup.model.module
-        with precision(recipe, self._setup.team.device), given(model, output):
-            loss = task.evaluate(model, self._batches[micro], recipe.label_smoothing)
-        found = WorkerNumbers.of(loss)
-        self.numbers = found if self.numbers is None else self.numbers + found
-        self.weights.append(found.weight)
-        return loss.root(recipe.worker_batch)

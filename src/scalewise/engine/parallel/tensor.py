@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import cast
 
 import torch
@@ -40,7 +39,7 @@ from scalewise.engine.parallel.workers import (
     square_of,
 )
 from scalewise.engine.sums.flat import sum_of_squares
-from scalewise.engine.update.optimizer import Reader, StateEntry
+from scalewise.engine.update.optimizer import NUMBERS, Reader, StateEntry
 from scalewise.errors import TaskError
 from scalewise.tasks.task import Loss, MeanLoss, Number
 
@@ -63,10 +62,15 @@ class TensorParallel(LocalStrategy):
         whole = dry_run(setup, self._module, batch)
         group = dist.group.WORLD
         assert group is not None
-        split_matrices(self._module, DeviceMesh.from_group(group, team.device.type))
+        mesh = DeviceMesh.from_group(group, team.device.type)
+        parallelize_module(self._module, mesh, plan(self._module, team.size))
+        for layer in self._module.modules():
+            if isinstance(layer, ELEMENT_WISE) and getattr(layer, "inplace", False):
+                layer.inplace = False  # the same numbers: what a split layer returns must not be overwritten
         self._empty_model()
         here = dict(self._module.named_parameters())
-        self._dims = {name: dim for name, p in here.items() if (dim := _split_dim(p)) is not None}
+        placements = {name: p.placements[0] for name, p in here.items() if isinstance(p, DTensor)}
+        self._dims = {name: placement.dim for name, placement in placements.items() if isinstance(placement, Shard)}
         buffers = dict(self._module.named_buffers())
         averages = {name: buffers[name] for name in setup.model.averages}
         self._buffers = Buffers(self._module, averages, {name: buffers[name] for name in setup.model.counters})
@@ -79,10 +83,7 @@ class TensorParallel(LocalStrategy):
     def gradients(self, step: int, signal: int, measures: bool) -> StepNumbers:
         """Every worker in turn, on all processes at once."""
         found: list[WorkerNumbers] = []
-        self._buffers.remember()
-        for worker in range(self._setup.recipe.workers):
-            if worker:
-                self._buffers.restore()
+        for worker in self._buffers.each(range(self._setup.recipe.workers)):
             gradients, numbers = self._workers.gradient(step, worker, measures)
             found.append(numbers)
             self._put(worker, gradients)
@@ -126,25 +127,23 @@ class TensorParallel(LocalStrategy):
 
     def state(self) -> list[StateEntry]:
         """The optimizer's state of whole parameters, on the first process: a split by columns has no simple place."""
-        entries = [self._whole_entry(entry) for entry in self._optimizer.state()]
+        entries = self._optimizer.state()
+        for number, entry in enumerate(entries):
+            dim = self._dims.get(_parameter_of(entry.name))
+            if dim is not None and entry.shape:
+                mine = entry.tensor.view(entry.shape).contiguous()
+                parts = [torch.empty_like(mine) for _ in range(self._team.size)]
+                dist.all_gather(parts, mine)
+                whole = torch.cat(parts, dim)
+                entries[number] = StateEntry(entry.name, whole.flatten(), 0, tuple(whole.shape))
         return entries if self._team.leads else []
-
-    def _whole_entry(self, entry: StateEntry) -> StateEntry:
-        dim = self._dims.get(_parameter_of(entry.name))
-        if dim is None or not entry.shape:
-            return entry
-        mine = entry.tensor.view(entry.shape).contiguous()
-        parts = [torch.empty_like(mine) for _ in range(self._team.size)]
-        dist.all_gather(parts, mine)
-        whole = torch.cat(parts, dim)
-        return StateEntry(entry.name, whole.flatten(), 0, tuple(whole.shape))
 
     def load_state(self, names: Iterable[str], read: Reader) -> None:
         """Fill the optimizer's state for this process's parts."""
 
         def read_part(name: str, start: int, stop: int) -> Tensor:
             parameter = _parameter_of(name)
-            if parameter not in self._dims or name.split(".", 2)[1] == "step":
+            if parameter not in self._dims or name.split(".", 2)[1] in NUMBERS:
                 return read(name, start, stop)
             shape = self.model.parameters[parameter].shape
             whole = read(name, 0, shape.numel()).view(shape)
@@ -165,23 +164,14 @@ class _SplitWorkers(Workers):
 
     def _backward(self, loss: Loss | MeanLoss, ready: Ready | None) -> list[Tensor]:
         gradients = super()._backward(loss, ready)
-        return [_aligned(gradient, p) for gradient, p in zip(gradients, self._parameters, strict=True)]
+        for number, (gradient, parameter) in enumerate(zip(gradients, self._parameters, strict=True)):
+            if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+                gradients[number] = gradient.redistribute(placements=parameter.placements).to_local()
+        return gradients
 
     def _square_norm(self, gradients: list[Tensor]) -> Number:
         mine = [gradient for gradient, counts in zip(gradients, self._counts_here, strict=True) if counts]
         return square_of(torch._foreach_norm(mine))  # some matrix is split
-
-
-def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """The local part of a gradient, cut as its parameter is."""
-    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-        return gradient.redistribute(placements=parameter.placements).to_local()
-    return gradient
-
-
-def _split_dim(parameter: Tensor) -> int | None:
-    placement = parameter.placements[0] if isinstance(parameter, DTensor) else None
-    return placement.dim if isinstance(placement, Shard) else None
 
 
 def _part(parameter: Tensor) -> Tensor:
@@ -211,17 +201,10 @@ ELEMENT_WISE = (
 )  # fmt: skip
 
 
-def split_matrices(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Replace parameters by this process's parts of them, in place."""
-    parallelize_module(module, mesh, plan(module, mesh.size()))
-    for layer in module.modules():
-        if isinstance(layer, ELEMENT_WISE) and getattr(layer, "inplace", False):
-            layer.inplace = False  # the same numbers: what a split layer returns must not be overwritten
-
-
 def plan(module: nn.Module, processes: int) -> dict[str, ParallelStyle]:
     """How each Linear that can be split is split, by its name."""
-    used = Counter(id(parameter) for parameter in _with_repetition(module))
+    parts = (part for _, part in module.named_modules(remove_duplicate=False))  # a layer may have two names
+    used = Counter(id(parameter) for part in parts for parameter in part.parameters(recurse=False))
     linears = {
         name: layer
         for name, layer in module.named_modules()
@@ -245,12 +228,6 @@ def plan(module: nn.Module, processes: int) -> dict[str, ParallelStyle]:
         if name not in found and not layer.out_features % processes:
             found[name] = ColwiseParallel(output_layouts=Replicate())
     return found
-
-
-def _with_repetition(module: nn.Module) -> list[nn.Parameter]:
-    """Every parameter as often as the model has it: a layer may have two names."""
-    parts = (part for _, part in module.named_modules(remove_duplicate=False))
-    return [*chain.from_iterable(part.parameters(recurse=False) for part in parts)]
 
 
 def _pairs(module: nn.Module) -> list[tuple[str, str]]:

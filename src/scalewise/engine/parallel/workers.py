@@ -7,7 +7,7 @@ once, and `StepNumbers.read` gives them back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -84,19 +84,6 @@ def pack(
     return numbers_tensor(rows, device)
 
 
-def _unpacked(row: list[float], names: Sequence[str]) -> WorkerNumbers:
-    last = FIRST_METRIC + 2 * len(names)
-    pairs = zip(row[FIRST_METRIC:last:2], row[FIRST_METRIC + 1 : last : 2], strict=True)
-    return WorkerNumbers(
-        row[LOSS],
-        row[WEIGHT],
-        dict(zip(names, pairs, strict=True)),
-        row[SQUARED_NORMS],
-        int(row[last]),
-        tuple(row[last + 1 :]),
-    )
-
-
 @dataclass(frozen=True)
 class StepNumbers:
     """A step's numbers on their way: read them a step late, so that nothing waits."""
@@ -108,7 +95,15 @@ class StepNumbers:
     def read(self) -> list[WorkerNumbers]:
         """Every worker's numbers, in order."""
         table = self.table if isinstance(self.table, Tensor) else self.table.wait()
-        return [_unpacked(row, self.metric_names) for row in table.tolist()]
+        last = FIRST_METRIC + 2 * len(self.metric_names)
+        found = []
+        for row in table.tolist():
+            pairs = zip(row[FIRST_METRIC:last:2], row[FIRST_METRIC + 1 : last : 2], strict=True)
+            metrics = dict(zip(self.metric_names, pairs, strict=True))
+            signal, *fingerprint = row[last:]
+            square = row[SQUARED_NORMS]
+            found.append(WorkerNumbers(row[LOSS], row[WEIGHT], metrics, square, int(signal), tuple(fingerprint)))
+        return found
 
     @property
     def overflows(self) -> bool:
@@ -151,23 +146,29 @@ class Buffers:
 
     def __init__(self, module: nn.Module, averages: Mapping[str, Tensor], counters: Mapping[str, Tensor]) -> None:
         self._module = module
-        self._averages, self._counters = [*averages.values()], [*counters.values()]
-        self._starts = [buffer.clone() for buffer in (*self._averages, *self._counters)]
-        changing = {id(buffer) for buffer in (*self._averages, *self._counters)}
+        kinds = [[*averages.values()], [*counters.values()]]
+        self._changing = [(buffers, [buffer.clone() for buffer in buffers]) for buffers in kinds if buffers]
+        changing = {id(buffer) for buffers in kinds for buffer in buffers}
         self._fixed = {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in changing}
         self.accept()
 
+    def each(self, workers: Iterable[int]) -> Iterator[int]:
+        """The workers of a step one after another, each from the same buffers."""
+        self.remember()
+        for place, worker in enumerate(workers):
+            if place:
+                self.restore()
+            yield worker
+
     def remember(self) -> None:
         """Note the buffers from which every worker of this step starts."""
-        cut = len(self._averages)
-        _copy(self._starts[:cut], self._averages)
-        _copy(self._starts[cut:], self._counters)
+        for buffers, starts in self._changing:
+            torch._foreach_copy_(starts, buffers)
 
     def restore(self) -> None:
         """Put the buffers back to where this step's workers start."""
-        cut = len(self._averages)
-        _copy(self._averages, self._starts[:cut])
-        _copy(self._counters, self._starts[cut:])
+        for buffers, starts in self._changing:
+            torch._foreach_copy_(buffers, starts)
 
     def accept(self) -> None:
         """Take the other buffers as what they are to stay."""
@@ -186,11 +187,6 @@ class Buffers:
     def _fixed_versions(self) -> dict[str, tuple[int, int]]:
         current = dict(self._module.named_buffers())
         return {name: (id(current.get(name)), buffer._version) for name, buffer in self._fixed.items()}
-
-
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_(targets, sources)
 
 
 class Workers:
@@ -244,38 +240,33 @@ class Workers:
             forwarded: receives the worker's weight once it is known, before the last backward pass.
             together: whether other workers run in lockstep with it, so that nothing may be shared with them.
         """
-        recipe = self._recipe
-        streams.seed_everything(streams.key("worker", recipe.seed, step, worker), self._device)
+        sums = [torch.empty_like(part) for part in self._sums] if together else self._sums
         numbers: WorkerNumbers | None = None
         gradients: list[Tensor] = []
-        micro_batches = self._cuts.micro_batches(step)
-        batches: Iterator[Batch] = (self._feed.batch(step, worker, micro) for micro in range(micro_batches))
-        sums = self._sums
-        if together:
-            batches, sums = iter([*batches]), [torch.empty_like(part) for part in sums]
-        for micro, batch in enumerate(batches):
-            loss = self._forward(batch)
-            found = self._numbers(loss)
+        for loss, found, last in self.passes(step, worker, together):
+            began = self._began = numbers is not None
             numbers = found if numbers is None else numbers + found
-            last = micro == micro_batches - 1
             if last and forwarded is not None:
                 forwarded(numbers.weight)
-            self._began = micro > 0
             gradients = self._gradients_alone(loss) if together else self._backward(loss, ready if last else None)
             if measure:
-                numbers = numbers.with_norm(self._square_norm(gradients) * (recipe.worker_batch / found.weight) ** 2)
+                share_of_mean = self._recipe.worker_batch / found.weight
+                numbers = numbers.with_norm(self._square_norm(gradients) * share_of_mean**2)
             if sums and not (last and ready):
-                (torch._foreach_add_ if micro else torch._foreach_copy_)(sums, gradients)
+                (torch._foreach_add_ if began else torch._foreach_copy_)(sums, gradients)
         assert numbers is not None
         return sums or gradients, numbers
 
-    def passes(self, step: int, worker: int) -> Iterator[tuple[Tensor, WorkerNumbers, bool]]:
-        """For each micro batch: where backward starts, its numbers as `gradient` has them, whether it is the last."""
+    def passes(
+        self, step: int, worker: int, together: bool = False
+    ) -> Iterator[tuple[Loss | MeanLoss, WorkerNumbers, bool]]:
+        """For each micro batch of a worker: its loss, its numbers, and whether it is the last."""
         streams.seed_everything(streams.key("worker", self._recipe.seed, step, worker), self._device)
-        micro_batches = self._cuts.micro_batches(step)
-        for micro in range(micro_batches):
-            loss = self._forward(self._feed.batch(step, worker, micro))
-            yield loss.root(self._recipe.worker_batch), self._numbers(loss), micro == micro_batches - 1
+        count = self._cuts.micro_batches(step)
+        batches: Iterable[Batch] = (self._feed.batch(step, worker, micro) for micro in range(count))
+        for number, batch in enumerate([*batches] if together else batches, 1):
+            loss = self._forward(batch)
+            yield loss, self._numbers(loss), number == count
 
     def _forward(self, batch: Batch) -> Loss | MeanLoss:
         with precision(self._recipe, self._device):

@@ -4,7 +4,7 @@
 - `job`: processes beside the command: `Job` answers requests, `run` waits for the end, `call` collects return values
 - `pool`: long-lived processes, each of which takes one piece of work after another
 - `fork_server`: processes forked from one that has imported torch already
-- `team`, `rendezvous`: the processes of a run, seen from one of them, and how they find each other
+- `team`: the processes of a run, seen from one of them, and how they find each other
 - `heartbeat`, `watchdog`: where a process is, and what ends one that hangs
 - `signals`, `last_words`, `failures`: stop signals, exit reports and last lines, unexpected errors in words
 - `memory`: what a process holds, may hold, and how out of memory differs from other errors

@@ -97,11 +97,6 @@ class Start:
         """Machines that take part."""
         return max(1, len(self.addresses))
 
-    @property
-    def endpoint(self) -> str:
-        """Where the launchers rendezvous; on one machine any free port will do."""
-        return f"{self.addresses[0]}:{FIRST_PORT + self.number}" if self.addresses else f"{HERE}:0"
-
     def save(self, folder: Path) -> None:
         """Put it where the processes find it."""
         (folder / START).write_bytes(pickle.dumps(self))
@@ -174,7 +169,9 @@ class Job(Generic[RequestT, ReplyT]):
             connection.send(request)
             replies: list[ReplyT] = connection.recv()
         except (EOFError, OSError):
-            raise self._failure() from None
+            _ended(self._launchers, END_SECONDS)
+            advice = f"one of {self._start.processes} that were timed together: start again"
+            raise failure(self._folder, _exit_codes(self._folder), advice) from None
         return replies
 
     def _connected(self) -> Connection[Any, Any]:
@@ -187,11 +184,6 @@ class Job(Generic[RequestT, ReplyT]):
             if self._connection is None and ended:
                 raise EOFError
         return self._connection
-
-    def _failure(self) -> ScalewiseError:
-        _ended(self._launchers, END_SECONDS)
-        advice = f"one of {self._start.processes} that were timed together: start again"
-        return failure(self._folder, _exit_codes(self._folder), advice)
 
     def _kill(self) -> None:
         """End what still runs: the launchers end their processes, and these end themselves without a launcher."""
@@ -270,7 +262,8 @@ def _config(start: Start, name: str, node: int = 0, **more: Any) -> LaunchConfig
         nproc_per_node=start.processes // start.nodes,
         run_id=name,
         rdzv_backend="c10d",
-        rdzv_endpoint=start.endpoint,
+        # where the launchers rendezvous; on one machine any free port will do
+        rdzv_endpoint=f"{start.addresses[0]}:{FIRST_PORT + start.number}" if start.addresses else f"{HERE}:0",
         rdzv_configs={"is_host": node == 0},
         local_addr=start.addresses[node] if start.addresses else HERE,
         max_restarts=0,

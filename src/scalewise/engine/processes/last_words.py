@@ -57,29 +57,18 @@ def print_once(text: str, run: Path) -> None:
 
     torchrun restarts a run that has just ended if a node arrives, or another process fails, at that moment.
     """
-    agent, said = _agent(), run / SAID
-    if agent is not None and _said(said) == agent:
-        return
+    agent, said = None, run / SAID
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        with suppress(psutil.Error):
+            agent = f"{machine()} {os.getppid()} {psutil.Process(os.getppid()).create_time()}"
+    with suppress(OSError):
+        if agent is not None and read_bytes(said) == agent.encode():
+            return
     with signals.deferred():  # both of these, or neither
         print(text, file=sys.__stdout__, flush=True)
         if agent is not None:
             with suppress(OSError):
                 write_atomically(said, agent)
-
-
-def _agent() -> str | None:
-    """What identifies the torchrun that started this process; None without one."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return None
-    with suppress(psutil.Error):
-        return f"{machine()} {os.getppid()} {psutil.Process(os.getppid()).create_time()}"
-    return None
-
-
-def _said(path: Path) -> str | None:
-    with suppress(OSError, UnicodeDecodeError):
-        return read_bytes(path).decode()
-    return None
 
 
 def machine() -> str:
@@ -99,11 +88,6 @@ def clear(folder: Path) -> None:
     for pattern in ("exit-*", "heartbeat-*", "watchdog-*", "stack-*", BROKEN):
         for path in folder.glob(pattern):
             path.unlink()
-
-
-def announce_death(folder: Path) -> None:
-    """Signal the processes that one of them has died."""
-    (folder / BROKEN).touch()
 
 
 def leave_watchdog_report(folder: Path, rank: int, message: str, stack: list[str]) -> None:

@@ -204,19 +204,17 @@ class Agent(LocalElasticAgent):
 
     def _end_others(self, processes: SubprocessContext) -> None:
         """Signal the other processes that one has died, and wait until they have saved an emergency checkpoint."""
-        last_words.announce_death(self._folder)
+        (self._folder / last_words.BROKEN).touch()
         deadline = time.monotonic() + self._elasticity.emergency_seconds
-        while self._saves(processes) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            ended, last_heartbeats = _codes(processes), heartbeat.heartbeats(self._folder)
+            if not any(last.trains and rank not in ended for rank, last in last_heartbeats.items()):
+                break
             time.sleep(POLL_SECONDS)
         for rank, handler in processes.subprocess_handlers.items():
             if handler.proc.poll() is None:
                 handler.proc.send_signal(signal.SIGKILL)
                 self._ended.add(rank)
-
-    def _saves(self, processes: SubprocessContext) -> bool:
-        """Whether some process trains and has not ended."""
-        ended = _codes(processes)
-        return any(last.trains and rank not in ended for rank, last in heartbeat.heartbeats(self._folder).items())
 
     def _decide(self, codes: dict[int, int]) -> None:
         """Whether to start again, and with how many processes."""

@@ -171,29 +171,21 @@ SAID = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error, or one that caused it, means out of memory."""
-    return any(_is_one(link) for link in _chain(error))
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if isinstance(link, MemoryError | torch.OutOfMemoryError) or getattr(link, "errno", None) == errno.ENOMEM:
+            return True
+        if isinstance(link, RuntimeError) and says_out_of_memory(str(link)):
+            return True
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
+    return False
 
 
 def says_out_of_memory(said: str) -> bool:
     """Whether the last lines of a process say out of memory."""
     return any(words in said for words in SAID)
-
-
-def _is_one(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and says_out_of_memory(str(error))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
 
 
 DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG

@@ -80,7 +80,9 @@ class Pool(Generic[JobT, MessageT]):
                 member.process.kill()
         for member in self._members:
             member.process.join()
-            _remove_if_empty(member.log)
+            with contextlib.suppress(OSError):
+                if member.log.stat().st_size == 0:
+                    member.log.unlink()
         self._members.clear()
 
     def stop(self, number: int) -> None:
@@ -138,15 +140,13 @@ class Pool(Generic[JobT, MessageT]):
         try:
             ended, message = member.connection.recv()
         except (EOFError, OSError):
-            return self._remove(member)
+            return self._removed(member, member.job)
         if ended:
             member.job = None
         received: MessageT = message
         return received
 
-    def _remove(self, member: _Member[JobT]) -> MessageT:
-        job = member.job
-        assert job is not None
+    def _removed(self, member: _Member[JobT], job: JobT) -> MessageT:
         member.process.join()
         self._members.remove(member)
         member.connection.close()
@@ -188,12 +188,6 @@ class InProcess(Generic[JobT, MessageT]):
             ended = self._work.perform(job, sent.append, self._stop)
             yield from sent
             yield ended
-
-
-def _remove_if_empty(log: Path) -> None:
-    with contextlib.suppress(OSError):
-        if log.stat().st_size == 0:
-            log.unlink()
 
 
 def _serve(connection: Connection, work: Work[JobT, MessageT], log: Path) -> None:

@@ -21,9 +21,8 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from typing import TextIO
 
 import psutil
 import torch.distributed as dist
@@ -109,7 +108,10 @@ class Watchdog:
             if now - looked > self._seconds / 2:  # this process was stopped itself, perhaps with all the others
                 progress, peers = _Progress(now), _Peers(now)
             looked = now
-            self._check_itself(progress.idle_seconds(now))
+            stuck = progress.idle_seconds(now) > self._seconds
+            self._waits = stuck and _waits_for_others()
+            if stuck and not self._waits:
+                self._die()
             peers.update(*self._heard, now)
             for rank, status in peers.silent(self._seconds):
                 self._end(rank, status)
@@ -117,12 +119,6 @@ class Watchdog:
                 disconnect(f"the job's store was not heard of for {self._seconds:g} s")
             if now - peers.moving > self._seconds:
                 disconnect(f"all processes have waited for each other for {2 * self._seconds:g} s")
-
-    def _check_itself(self, idle_seconds: float) -> None:
-        stuck = idle_seconds > self._seconds
-        self._waits = stuck and _waits_for_others()
-        if stuck and not self._waits:
-            self._die()
 
     def _die(self) -> None:
         """End this process, which is stuck in a place that is not for waiting."""
@@ -227,7 +223,9 @@ def watched(team: Team, seconds: float) -> Iterator[Watchdog | None]:
         return
     store = _get_default_store().clone()  # type: ignore[attr-defined]  # a connection of its own; stubs lack it
     watch = Watchdog(team, store, seconds)
-    with _stack_output(team.rank) as file:
+    folder = last_words.own_folder()  # stacks are for the launching process, else for all to see
+    everyone = nullcontext(sys.__stderr__ or sys.stderr)
+    with everyone if folder is None else (folder / _stack_file(team.rank)).open("w") as file:
         faulthandler.register(signal.SIGUSR2, file=file)
         watch.start()
         try:
@@ -235,12 +233,6 @@ def watched(team: Team, seconds: float) -> Iterator[Watchdog | None]:
         finally:
             watch.stop()
             faulthandler.unregister(signal.SIGUSR2)
-
-
-def _stack_output(rank: int) -> AbstractContextManager[TextIO]:
-    """Where this process writes its stack when asked for it: for the launching process, else for all to see."""
-    folder = last_words.own_folder()
-    return nullcontext(sys.__stderr__ or sys.stderr) if folder is None else (folder / _stack_file(rank)).open("w")
 
 
 def _key(rank: int) -> str:

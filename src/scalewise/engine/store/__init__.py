@@ -3,8 +3,7 @@
     folder      the run folder: recipe, environment, records, result
     checkpoint  the training state of all processes, written whole or not at all
     shards      the files of a checkpoint, read without trusting them
-    lock        one run in a folder at a time
 
-Public: `RunFolder`, `checkpoint.save`, `checkpoint.load_newest`, `checkpoint.save_emergency`, `lock.holding`. Imports
+Public: `RunFolder`, `checkpoint.save`, `checkpoint.load_newest`, `checkpoint.save_emergency`, `holding`. Imports
 the rest of the engine; nothing else of the engine imports it.
 """

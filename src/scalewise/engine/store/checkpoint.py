@@ -36,7 +36,6 @@ from scalewise.engine.store.shards import (
     key,
     sync_folder,
     verified_index,
-    write_synced,
     write_tensors,
 )
 from scalewise.engine.update.optimizer import StateEntry
@@ -90,7 +89,10 @@ def save(training: Training, folder: Path, problem: OSError | None = None) -> Pa
     if any(outcome.problem for outcome in outcomes):
         if team.leads:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise _failure(folder, outcomes)
+        first = next(outcome for outcome in outcomes if outcome.problem)
+        kind = StorageFull if first.full else CheckpointError
+        advice = "free disk space and resume" if first.full else "check the folder's permissions and resume"
+        raise kind(f"a checkpoint could not be written into {folder}: {first.problem}; {advice}")
     return final
 
 
@@ -105,13 +107,6 @@ def _attempt(write: Callable[[], _Written | None]) -> _Written:
         return _Written({}, {}, str(error), number in STORAGE_FULL)
 
 
-def _failure(folder: Path, outcomes: list[_Written]) -> CheckpointError:
-    first = next(outcome for outcome in outcomes if outcome.problem)
-    kind = StorageFull if first.full else CheckpointError
-    advice = "free disk space and resume" if first.full else "check the folder's permissions and resume"
-    return kind(f"a checkpoint could not be written into {folder}: {first.problem}; {advice}")
-
-
 def _make(temporary: Path, problem: OSError | None) -> None:
     if problem is not None:
         raise problem
@@ -121,8 +116,14 @@ def _make(temporary: Path, problem: OSError | None) -> None:
 
 def _publish(temporary: Path, final: Path, index: Index) -> None:
     """Give a complete checkpoint its name; a good one of the same step stays."""
-    _check_complete(temporary, index)
-    write_synced(temporary / INDEX_FILE, index.to_json().encode())
+    missing = [name for name in index.files if not (temporary / name).exists()]
+    if missing:
+        raise CheckpointError(
+            f"all processes must write into one folder, but {', '.join(missing)} did not appear in {temporary}; with "
+            f"--shard-optimizer on several machines --out must be on a shared file system"
+        )
+    records.write_atomically(temporary / INDEX_FILE, index.to_json())
+    sync_folder(temporary)
     if final.exists():
         try:
             verified_index(final)
@@ -151,25 +152,21 @@ def save_emergency(training: Training, folder: Path, newest: Iterable[Record]) -
         waiting, state = training.settle(), training.strategy.emergency_state()
         if waiting is None or state is None or training.strategy.non_finite() is not None:
             return None
-        _save_alone(training, state, folder, [records.line(record) for record in (*newest, *waiting)])
+        lines = [records.line(record) for record in (*newest, *waiting)]
+        final = folder / f"step-{training.progress.step}"
+        temporary = folder / f".{final.name}.process-{training.team.rank}.tmp"
+        _make(temporary, None)
+        tensors = _tensors("model", training.strategy.model.tensors()) + _tensors("best", training.best)
+        written = _write_shard(temporary, training.team.rank, state + tensors)
+        recipe = training.recipe.model_dump()
+        index = Index(training.progress, training.noise.state(), recipe, *_merged([written]), lines)
+        try:
+            _publish(temporary, final, index)
+        except OSError:  # another process has written the same state already
+            shutil.rmtree(temporary, ignore_errors=True)
     except (ScalewiseError, OSError, SafetensorError):  # an older checkpoint exists; report the first failure instead
         return None
     return training.progress.step
-
-
-def _save_alone(training: Training, state: list[StateEntry], folder: Path, lines: list[str]) -> None:
-    """Write a checkpoint with the optimizer's whole state and lines of metrics.jsonl, unless it is stored already."""
-    final = folder / f"step-{training.progress.step}"
-    temporary = folder / f".{final.name}.process-{training.team.rank}.tmp"
-    _make(temporary, None)
-    tensors = _tensors("model", training.strategy.model.tensors()) + _tensors("best", training.best)
-    written = _write_shard(temporary, training.team.rank, state + tensors)
-    recipe = training.recipe.model_dump()
-    index = Index(training.progress, training.noise.state(), recipe, *_merged([written]), lines)
-    try:
-        _publish(temporary, final, index)
-    except OSError:  # another process has written the same state already
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def restore_records(metrics: Path, stored: Path) -> None:
@@ -217,15 +214,6 @@ def _merged(parts: list[_Written]) -> tuple[dict[str, File], dict[str, Entry]]:
         for name, entry in part.tensors.items():
             tensors.setdefault(name, Entry(entry.shape, [])).pieces.extend(entry.pieces)
     return files, tensors
-
-
-def _check_complete(folder: Path, index: Index) -> None:
-    missing = [name for name in index.files if not (folder / name).exists()]
-    if missing:
-        raise CheckpointError(
-            f"all processes must write into one folder, but {', '.join(missing)} did not appear in {folder}; with "
-            f"--shard-optimizer on several machines --out must be on a shared file system"
-        )
 
 
 def stored(folder: Path) -> list[Path]:
@@ -302,8 +290,16 @@ def load(training: Training, path: Path, same_recipe: bool = False) -> None:
     index = verified_index(path)
     if path.name != f"step-{index.progress.step}":
         raise DamagedCheckpoint(f"checkpoint {path} is damaged: it was written after step {index.progress.step}")
-    if same_recipe:
-        _check_recipe(path, index, training.recipe)
+    if same_recipe:  # one of the two may have been changed since
+        try:
+            trained_by = Recipe(**index.recipe)
+        except (TypeError, ValueError) as error:
+            raise DamagedCheckpoint(f"checkpoint {path} is damaged: its recipe: {error}") from None
+        for name in differing_fields(trained_by, training.recipe):
+            raise DamagedCheckpoint(
+                f"checkpoint {path} was trained with {name}={getattr(trained_by, name)}, the run's recipe says "
+                f"{getattr(training.recipe, name)}"
+            )
     with Shards(path, index) as shards:
         tensors = {name: shards.whole(f"model.{name}") for name in _fitting(path, index, training)}
         for name, tensor in training.strategy.model.tensors().items():
@@ -339,19 +335,6 @@ def _fitting(path: Path, index: Index, training: Training) -> list[str]:
 
 def _misfit(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"checkpoint {path} does not fit this model: {reason}; resume the run it belongs to")
-
-
-def _check_recipe(path: Path, index: Index, recipe: Recipe) -> None:
-    """Refuse a checkpoint of another recipe: one of the two was changed since."""
-    try:
-        trained_by = Recipe(**index.recipe)
-    except (TypeError, ValueError) as error:
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged: its recipe: {error}") from None
-    for name in differing_fields(trained_by, recipe):
-        raise DamagedCheckpoint(
-            f"checkpoint {path} was trained with {name}={getattr(trained_by, name)}, the run's recipe says "
-            f"{getattr(recipe, name)}"
-        )
 
 
 def model_tensors(path: Path) -> dict[str, Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 import platform
@@ -10,16 +12,15 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from scalewise.engine.data.samples import Samples
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
 from scalewise.errors import RunFolderError
@@ -66,16 +67,12 @@ def check_folder(out: Path | None) -> None:
     place = out or Path("runs")
     if len(os.fsencode(place.name)) > NAME_BYTES:
         raise RunFolderError(f"--out needs a name of at most {NAME_BYTES} bytes, got {len(place.name)}; shorten it")
-    if out is not None and out.exists() and (not out.is_dir() or any(_visible(out))):
+    # what a process left behind that died while it wrote its first file does not count
+    if out is not None and out.exists() and (not out.is_dir() or any(out.glob("[!.]*"))):
         raise RunFolderError(
             f"--out {out} must be a new or empty folder, found one in use; choose another, or --resume {out}"
         )
     check_writable(next(path for path in (place.absolute(), *place.absolute().parents) if path.exists()))
-
-
-def _visible(folder: Path) -> Iterator[Path]:
-    """What is in a folder, without what a process left behind that died while it wrote its first file."""
-    return (path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def check_writable(folder: Path) -> None:
@@ -241,21 +238,67 @@ def add_facts(environment: Path, training: Training) -> None:
     if "model" not in known:
         task = {"samples": len(training.samples), "recipe": training.task.recipe.model_dump()}
         if training.samples.in_memory:
-            task["data_sha256"] = data_sha256(training.samples)
-        content = {**known, "model": model_facts(training.strategy.model.module), "task": task}
+            count = len(training.samples)  # some samples, evenly spread: the hash differs for other data
+            indices = torch.linspace(0, count - 1, min(count, HASHED_SAMPLES)).long()
+            leaves, _ = tree_flatten(training.samples.fetch(indices, torch.zeros_like(indices)))
+            task["data_sha256"] = sha256({str(number): leaf for number, leaf in enumerate(leaves)})
+        model = training.strategy.model.module
+        layers = averaging_layers(model)  # with the smallest momentum, as torch defines it
+        norm = {"layers": len(layers), "momentum": smallest_momentum(layers)} if layers else None
+        facts = {"parameters": sum(parameter.numel() for parameter in model.parameters()), "batch_norm": norm}
+        content = {**known, "model": facts, "task": task}
         write_atomically(environment, json.dumps(content, indent=2) + "\n")
 
 
-def data_sha256(samples: Samples) -> str:
-    """The hash of some samples, evenly spread, which differs for other data."""
-    indices = torch.linspace(0, len(samples) - 1, min(len(samples), HASHED_SAMPLES)).long()
-    leaves, _ = tree_flatten(samples.fetch(indices, torch.zeros_like(indices)))
-    return sha256({str(number): leaf for number, leaf in enumerate(leaves)})
+LOCK_FILE = ".lock"
+MOST_NOTE_BYTES = 200
+_held: set[int] = set()
 
 
-def model_facts(model: nn.Module) -> dict[str, Any]:
-    """Its size, and its batch-norm layers with the smallest momentum, as torch defines it."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    layers = averaging_layers(model)
-    norm = {"layers": len(layers), "momentum": smallest_momentum(layers)} if layers else None
-    return {"parameters": parameters, "batch_norm": norm}
+def _forget() -> None:
+    """Release inherited locks in a forked process, which may outlive the one that holds them."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Keep a run folder for this process; refuse one that another run, here or in another process, is using.
+
+    The system drops the lock when the process ends, so the file, which stays, means nothing by itself.
+    """
+    path = folder / LOCK_FILE
+    try:  # it is written: a link put there would have another file overwritten
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR):
+            raise
+        raise RunFolderError(f"{path} must be a plain file, got something else; remove it") from None
+    _held.add(descriptor)
+    try:
+        _lock(descriptor, folder)
+        yield
+    finally:
+        if descriptor in _held:
+            _held.remove(descriptor)
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        noted = os.pread(descriptor, MOST_NOTE_BYTES, 0).decode(errors="replace")
+        holder = f" ({noted})" if noted.isprintable() and noted else ""
+        raise RunFolderError(
+            f"{folder} is in use by another run{holder}; wait for it or stop it, or use another --out"
+        ) from None
+    except OSError:  # a file system without locks: the run continues without one
+        return
+    with suppress(OSError):  # who holds it, for the message above; left out on a full disk
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)

@@ -13,9 +13,10 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -91,7 +92,12 @@ def verified_index(path: Path) -> Index:
     try:
         index = _read_index(path)
         for name, expected in index.files.items():
-            _check_file(path / name, expected)
+            check_regular(path / name, expected.bytes)
+            size = (path / name).stat().st_size
+            if size != expected.bytes:
+                raise ValueError(f"{name} has {size:,} bytes, its index says {expected.bytes:,}")
+            if described(path / name) != expected:
+                raise ValueError(f"{name} does not have the SHA-256 of its index")
     except OSError as error:
         raise DamagedCheckpoint(f"checkpoint {path} cannot be read: {error}") from None
     except ValueError as error:
@@ -149,74 +155,38 @@ def key(name: str, start: int) -> str:
     return f"{name}@{start}"
 
 
-def _check_file(path: Path, expected: File) -> None:
-    check_regular(path, expected.bytes)
-    size = path.stat().st_size
-    if size != expected.bytes:
-        raise ValueError(f"{path.name} has {size:,} bytes, its index says {expected.bytes:,}")
-    if file_sha256(path) != expected.sha256:
-        raise ValueError(f"{path.name} does not have the SHA-256 of its index")
-
-
 def described(path: Path) -> File:
     """The index entry of a shard that was just written."""
-    return File(path.stat().st_size, file_sha256(path))
-
-
-def file_sha256(path: Path) -> str:
-    """The hash of a file's bytes."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class _Shard:
-    """One shard, open for reading: safetensors checks its header, the elements are read here.
-
-    safetensors leaves a number in memory for every tensor that it reads (0.8), which adds up where runs are resumed
-    again and again by one process.
-    """
-
-    def __init__(self, path: Path) -> None:
-        with safe_open(path, "numpy"), path.open("rb") as file:
-            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            self._header = parse_json(file.read(length))
-        self._start = LENGTH_BYTES + length
-        self._file = path.open("rb")
-
-    def read(self, piece: Piece, first: int, last: int) -> Tensor:
-        """Elements [first, last) of a tensor of which a piece is here."""
-        stored = self._header[piece.key]
-        kind, (start, stop) = _getdtype(stored["dtype"]), stored["data_offsets"]
-        if (stop - start) != (piece.stop - piece.start) * kind.itemsize:
-            raise ValueError(f"it has {stored['shape']} of {stored['dtype']}")
-        self._file.seek(self._start + start + (first - piece.start) * kind.itemsize)
-        content = bytearray(self._file.read((last - first) * kind.itemsize))
-        return torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
-
-    def close(self) -> None:
-        """Read no more."""
-        self._file.close()
+        return File(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 class Shards:
-    """The shards of one checkpoint, open for reading by tensor name."""
+    """The shards of one checkpoint, open for reading by tensor name.
+
+    safetensors checks their headers, the elements are read here: it leaves a number in memory for every tensor that it
+    reads (0.8), which adds up where runs are resumed again and again by one process.
+    """
 
     def __init__(self, path: Path, index: Index) -> None:
         self._path, self._index = path, index
-        self._shards: dict[str, _Shard] = {}
+        self._files = ExitStack()
+        self._shards: dict[str, tuple[BinaryIO, int, Any]] = {}  # the file, where its elements begin, and its header
 
     def __enter__(self) -> Shards:
         try:
             for name in self._index.files:
-                self._shards[name] = _Shard(self._path / name)
+                file = self._files.enter_context((self._path / name).open("rb"))
+                with safe_open(self._path / name, "numpy"):
+                    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+                    self._shards[name] = file, LENGTH_BYTES + length, parse_json(file.read(length))
         except (OSError, ValueError, SafetensorError) as error:
-            self.__exit__()
+            self._files.close()
             raise DamagedCheckpoint(f"checkpoint {self._path} cannot be read: {error}") from None
         return self
 
     def __exit__(self, *error: object) -> None:
-        for shard in self._shards.values():
-            shard.close()
+        self._files.close()
 
     def whole(self, name: str) -> Tensor:
         """A tensor in its shape."""
@@ -238,17 +208,16 @@ class Shards:
     def _parts(self, name: str, start: int, stop: int) -> Iterator[Tensor]:
         for piece in sorted(self._index.tensors[name].pieces, key=lambda piece: piece.start):
             first, last = max(start, piece.start), min(stop, piece.stop)
-            if first < last or start == stop:  # a tensor without elements has one piece without elements
-                yield self._shards[piece.file].read(piece, first, last)
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file, and have it and its name on the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(path.parent)
+            if first >= last and start != stop:  # a tensor without elements has one piece without elements
+                continue
+            file, begin, header = self._shards[piece.file]
+            stored = header[piece.key]
+            kind, (low, high) = _getdtype(stored["dtype"]), stored["data_offsets"]
+            if (high - low) != (piece.stop - piece.start) * kind.itemsize:
+                raise ValueError(f"it has {stored['shape']} of {stored['dtype']}")
+            file.seek(begin + low + (first - piece.start) * kind.itemsize)
+            content = bytearray(file.read((last - first) * kind.itemsize))
+            yield torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:

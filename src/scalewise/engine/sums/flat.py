@@ -195,10 +195,7 @@ class Fold:
     def put(self, leaf: int, sources: list[Tensor]) -> None:
         """Take all tensors of one leaf."""
         step = self.plan.steps[leaf]
-        if step.add:
-            torch._foreach_add_(self.views[step.buffer], sources)
-        else:
-            torch._foreach_copy_(self.views[step.buffer], sources)
+        (torch._foreach_add_ if step.add else torch._foreach_copy_)(self.views[step.buffer], sources)
         for target, source in step.merges:
             self.buffers[target].add_(self.buffers[source])
 

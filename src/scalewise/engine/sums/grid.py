@@ -35,7 +35,8 @@ class RangeNorms:
             complete: the sum over processes.
         """
         borders = sorted({*layout.cuts})
-        split = [number for number, (low, high) in enumerate(ranges) if _crossed(borders, low, high)]
+        ends = [(bisect_right(borders, low), bisect_left(borders, high)) for low, high in ranges]
+        split = [number for number, (after_low, before_high) in enumerate(ends) if after_low < before_high]
         self._split = [(number, ranges[number][1] - ranges[number][0]) for number in split]
         firsts = [*accumulate((length for _, length in self._split), initial=0)]
         places = {number: len(ranges) + first for number, first in zip(split, firsts, strict=False)}
@@ -52,23 +53,16 @@ class RangeNorms:
         self._complete(numbers)
         for row in numbers if self._split else ():
             elements = row[self._count :].split([length for _, length in self._split])
-            row[[number for number, _ in self._split]] = torch.stack([_norm(part) for part in elements])
+            norms = [  # as `_Part` takes them
+                chunk_norms(part)[0] if len(part) == CHUNK else torch._foreach_norm([part])[0] for part in elements
+            ]
+            row[[number for number, _ in self._split]] = torch.stack(norms)
         return numbers[:, : self._count]
 
 
 def chunk_ranges(layout: FlatLayout) -> list[Range]:
     """The chunks in which parameters lie."""
     return [(low, low + CHUNK) for low in range(0, layout.parameters_stop, CHUNK)]
-
-
-def _crossed(borders: list[int], low: int, high: int) -> bool:
-    place = bisect_right(borders, low)
-    return place < len(borders) and borders[place] < high
-
-
-def _norm(part: Tensor) -> Tensor:
-    """As `_Part` takes it."""
-    return chunk_norms(part)[0] if len(part) == CHUNK else torch._foreach_norm([part])[0]
 
 
 @dataclass(frozen=True)

@@ -68,14 +68,12 @@ class Ordered(Reduction):
             self.owned = [bucket.shard_range(team.rank) for bucket in self.buckets]
         self._layout, self._fold, self._team = layout, fold, team
         self._counts, self._plan = plan_of_all(team.size, workers)
-        self._received = {bucket: self._space(bucket) for bucket in self.buckets}
+        # Room for what the processes send in each round: their first nodes, their second nodes, …
+        senders = [sum(count > number for count in self._counts) for number in range(max(self._counts))]
+        self._received = {
+            bucket: [self.sum.new_empty(count * bucket.shard) for count in senders] for bucket in self.buckets
+        }
         self._works: dict[Bucket, list[dist.Work]] = {}
-
-    def _space(self, bucket: Bucket) -> list[Tensor]:
-        """Room for what the processes send in each round: their first nodes, their second nodes, …"""
-        rounds = range(max(self._counts))
-        senders = [sum(count > number for count in self._counts) for number in rounds]
-        return [self.sum.new_empty(count * bucket.shard) for count in senders]
 
     def launch(self, bucket: Bucket) -> None:
         """Send each process its shard of every node held here."""
@@ -96,17 +94,15 @@ class Ordered(Reduction):
         for bucket in self.buckets:
             self.waited_seconds += sum(map(wait_for, self._works.pop(bucket)))
             start, stop = bucket.shard_range(self._team.rank)
-            shard = sum_rows(self._in_worker_order(bucket), self._plan)
+            rounds = [iter(space.split(bucket.shard)) for space in self._received[bucket]]
+            in_worker_order = [next(rounds[number]) for count in self._counts for number in range(count)]
+            shard = sum_rows(in_worker_order, self._plan)
             scale(shard, start)
             if self.spreads:
                 self.sum[start:stop] = shard
             else:
                 gathers.append(all_gather(self.sum[bucket.start : bucket.stop], shard))
         self.waited_seconds += sum(map(wait_for, gathers))
-
-    def _in_worker_order(self, bucket: Bucket) -> list[Tensor]:
-        rounds = [iter(space.split(bucket.shard)) for space in self._received[bucket]]
-        return [next(rounds[number]) for count in self._counts for number in range(count)]
 
     def squared_norm(self) -> Tensor:
         """From the chunks of the sum; with a sharded optimizer each process brings the norms of its own."""

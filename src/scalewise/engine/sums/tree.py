@@ -85,7 +85,6 @@ def fold_plan(leaves: Sequence[Node], workers: int) -> FoldPlan:
     >>> fold_plan([(0, 1), (1, 2), (2, 3), (3, 4)], 4).steps[3]
     FoldStep(buffer=1, add=True, merges=((0, 1),))
     """
-    parents = {pair: (pair[0][0], pair[1][1]) for pair in _sibling_pairs((0, workers))}
     stack: list[Node] = []
     steps = []
     most = 0
@@ -94,9 +93,9 @@ def fold_plan(leaves: Sequence[Node], workers: int) -> FoldPlan:
         fresh = True  # the newest leaf is still outside the buffers
         add = False
         merges = []
-        while len(stack) >= 2 and (stack[-2], stack[-1]) in parents:
+        while len(stack) >= 2 and _are_siblings(stack[-2], stack[-1], workers):
             right, left = stack.pop(), stack.pop()
-            stack.append(parents[left, right])
+            stack.append((left[0], right[1]))
             if fresh:
                 add, fresh = True, False
             else:
@@ -104,6 +103,11 @@ def fold_plan(leaves: Sequence[Node], workers: int) -> FoldPlan:
         steps.append(FoldStep(len(stack) - 1 + len(merges), add, tuple(merges)))
         most = max(most, len(stack) + len(merges))
     return FoldPlan(tuple(steps), most, tuple(stack))
+
+
+def _are_siblings(left: Node, right: Node, workers: int) -> bool:
+    parent = left[0], right[1]
+    return split(parent) == (left, right) and whole_nodes(parent, workers) == [parent]
 
 
 def own_plan(process: int, processes: int, workers: int) -> FoldPlan:
@@ -119,10 +123,3 @@ def plan_of_all(processes: int, workers: int) -> tuple[list[int], FoldPlan]:
     """
     held = [whole_nodes(share(process, processes, workers), workers) for process in range(processes)]
     return [*map(len, held)], fold_plan([node for nodes in held for node in nodes], workers)
-
-
-def _sibling_pairs(root: Node) -> list[tuple[Node, Node]]:
-    if root[1] - root[0] < 2:
-        return []
-    left, right = split(root)
-    return [(left, right), *_sibling_pairs(left), *_sibling_pairs(right)]

@@ -89,10 +89,9 @@ class _Manner:
         if self._count < self.passes:
             return None
         done, self._sums, self._count = self._sums, None, 0
-        if self.mean:
-            for total in done:
-                if total is not None:
-                    total.div_(self.passes)
+        for total in done if self.mean else ():
+            if total is not None:
+                total.div_(self.passes)
         return done
 
     def reduce(self, pairs: Sequence[tuple[Tensor | None, Any]]) -> None:

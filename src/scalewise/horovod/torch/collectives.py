@@ -53,6 +53,10 @@ __all__ = [
 
 
 P = ParamSpec("P")
+Start = Callable[[Sequence[Tensor]], Handle]
+Backward = Callable[
+    [Sequence[Tensor]], Sequence[Tensor]
+]  # from the gradients of what came out to those of what went in
 
 
 def _of_one(grouped: Callable[Concatenate[Sequence[Tensor], P], Any], description: str) -> Callable[..., Any]:
@@ -175,48 +179,45 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """Several tensors reduced as one."""
-    how = name, chosen(op, average), (prescale_factor, postscale_factor), process_set
-    return _compressed(_Allreduce, tensors, compression, *how)
+    how = chosen(op, average), prescale_factor, postscale_factor, process_set
+
+    def backward(gradients: Sequence[Tensor]) -> list[Tensor]:
+        _check_differentiable(how[0])
+        return grouped_allreduce(gradients, None, None, Compression.none, *how)  # as the tensors were
+
+    return _compressed(tensors, compression, lambda held: grouped_allreduce_async(held, None, name, *how), backward)
 
 
 allreduce = _of_one(grouped_allreduce, "A tensor reduced over processes; the average by default.")
 
 
-def _compressed(
-    function: type[torch.autograd.Function], tensors: Sequence[Tensor], compression: Compressor, *how: object
-) -> list[Tensor]:
+class _Differentiable(torch.autograd.Function):
+    """A collective that gradients flow through: `start` begins it, `backward` gives the gradients of its tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, start: Start, backward: Backward, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
+        ctx.gradients_of = backward
+        return tuple(start(tensors).wait())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
+        return None, None, *ctx.gradients_of(gradients)
+
+
+def _differentiable(start: Start, backward: Backward, tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [*_Differentiable.apply(start, backward, *tensors)]  # type: ignore[no-untyped-call]
+
+
+def _compressed(tensors: Sequence[Tensor], compression: Compressor, start: Start, backward: Backward) -> list[Tensor]:
     """A collective that gradients flow through, on compressed tensors."""
     packed = [compression.compress(tensor) for tensor in tensors]
-    reduced = function.apply(*how, *(tensor for tensor, _ in packed))
+    reduced = _differentiable(start, backward, [tensor for tensor, _ in packed])
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, packed, strict=True)]
 
 
 def _check_differentiable(op: ReduceOp) -> None:
     if op not in (ReduceOp.Average, ReduceOp.Sum):
         raise NotImplementedError(f"gradients flow through Average and Sum only, got {op.name}")
-
-
-class _Allreduce(torch.autograd.Function):
-    """Gradients are reduced as the tensors were."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        name: str | None,
-        op: ReduceOp,
-        factors: tuple[float, float],
-        process_set: ProcessSet,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.how = op, factors, process_set
-        return tuple(grouped_allreduce_async(tensors, None, name, op, *factors, process_set).wait())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
-        op, factors, process_set = ctx.how
-        _check_differentiable(op)
-        reduced = _compressed(_Allreduce, gradients, Compression.none, None, op, factors, process_set)
-        return None, None, None, None, *reduced
 
 
 def sparse_allreduce_async(
@@ -235,7 +236,11 @@ def grouped_allgather_async(
 ) -> Handle:
     """Start to gather several tensors as one; a number is one row."""
     rows = [tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor.detach().contiguous() for tensor in tensors]
-    return process_set.ask(name, describe("allgather", rows, free_rows=True), partial(wire.gather, rows))
+
+    def gather(group: torch.distributed.ProcessGroup) -> list[Tensor]:
+        return [wire.gathered_rows(row, group) for row in rows]
+
+    return process_set.ask(name, describe("allgather", rows, free_rows=True), gather)
 
 
 allgather_async = _of_one(
@@ -243,30 +248,22 @@ allgather_async = _of_one(
 )
 
 
-class _Allgather(torch.autograd.Function):
-    """A process's own rows of the average of all gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
-        ctx.process_set, ctx.shapes = process_set, [tensor.shape for tensor in tensors]
-        return tuple(synchronize(grouped_allgather_async(tensors, name, process_set)))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
-        lengths = [shape[0] if shape else 1 for shape in ctx.shapes]
-        everyone = allgather(torch.tensor([lengths]), process_set=ctx.process_set)  # (process, tensor)
-        starts = everyone[: ctx.process_set.rank()].sum(0).tolist()
-        reduced = grouped_allreduce(gradients, op=ReduceOp.Average, process_set=ctx.process_set)
-        parts = zip(reduced, starts, lengths, ctx.shapes, strict=True)
-        own = [gradient[start : start + length].reshape(shape) for gradient, start, length, shape in parts]
-        return None, None, *own
-
-
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
     """Several tensors gathered as one."""
-    return [*_Allgather.apply(name, process_set, *tensors)]  # type: ignore[no-untyped-call]
+    shapes = [tensor.shape for tensor in tensors]
+
+    def backward(gradients: Sequence[Tensor]) -> list[Tensor]:
+        """This process's own rows of the average of all gradients."""
+        lengths = [shape[0] if shape else 1 for shape in shapes]
+        everyone = allgather(torch.tensor([lengths]), process_set=process_set)  # (process, tensor)
+        starts = everyone[: process_set.rank()].sum(0).tolist()
+        reduced = grouped_allreduce(gradients, op=ReduceOp.Average, process_set=process_set)
+        parts = zip(reduced, starts, lengths, shapes, strict=True)
+        return [gradient[start : start + length].reshape(shape) for gradient, start, length, shape in parts]
+
+    return _differentiable(lambda held: grouped_allgather_async(held, name, process_set), backward, tensors)
 
 
 allgather = _of_one(
@@ -278,37 +275,31 @@ def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start to overwrite a tensor with one process's."""
+    return _broadcast([tensor], root_rank, name, process_set).of_one()
+
+
+def _broadcast(tensors: Sequence[Tensor], root_rank: int, name: str | None, process_set: ProcessSet) -> Handle:
     if root_rank not in (process_set.ranks or []):
         raise ValueError(f"root_rank must be a process of {process_set}, got {root_rank}")
-    perform = in_place([tensor], wire.broadcast_together, root_rank)
-    return process_set.ask(name, describe("broadcast", [tensor], f"from {root_rank}"), perform).of_one()
+    perform = in_place(tensors, wire.broadcast_together, root_rank)
+    return process_set.ask(name, describe("broadcast", tensors, f"from {root_rank}"), perform)
 
 
 broadcast_async = _on_copies(broadcast_async_, "Start to fetch one process's tensor.")
 broadcast_ = _waiting(broadcast_async_, "Overwrite a tensor with one process's.")
 
 
-class _Broadcast(torch.autograd.Function):
-    """The average of all gradients goes to the process that the tensor came from."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root: int, name: str | None, process_set: ProcessSet) -> Tensor:  # noqa: ANN401
-        ctx.root, ctx.process_set = root, process_set
-        result: Tensor = synchronize(broadcast_async(tensor, root, name, process_set))
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
-        reduced = allreduce(gradient, op=ReduceOp.Average, process_set=ctx.process_set)
-        return (reduced if rank() == ctx.root else torch.zeros_like(reduced)), None, None, None
-
-
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """One process's tensor, on every process."""
-    result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
-    return result
+
+    def backward(gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The average of all gradients, on the process that the tensor came from."""
+        (reduced,) = grouped_allreduce(gradients, op=ReduceOp.Average, process_set=process_set)
+        return [reduced if rank() == root_rank else torch.zeros_like(reduced)]
+
+    return _differentiable(lambda held: _broadcast(_copies(held), root_rank, name, process_set), backward, [tensor])[0]
 
 
 def _rows_to_send(tensor: Tensor, splits: Tensor | Sequence[int] | None, size: int) -> list[int]:
@@ -344,29 +335,6 @@ def alltoall_async(
     return process_set.ask(name, describe("alltoall", [tensor], free_rows=True), perform)
 
 
-class _Alltoall(torch.autograd.Function):
-    """Gradients go back where the rows came from."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        tensor: Tensor,
-        splits: Tensor | Sequence[int] | None,
-        name: str | None,
-        process_set: ProcessSet,
-    ) -> tuple[Tensor, Tensor]:
-        output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
-        ctx.process_set, ctx.received, ctx.rows = process_set, received, len(tensor)
-        ctx.mark_non_differentiable(received)
-        return output, received
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
-        own, _received = synchronize(alltoall_async(gradient, ctx.received, process_set=ctx.process_set))
-        unsent = own.new_zeros(ctx.rows - len(own), *own.shape[1:])
-        return torch.cat([own, unsent]), None, None, None
-
-
 def alltoall(
     tensor: Tensor,
     splits: Tensor | Sequence[int] | None = None,
@@ -374,7 +342,16 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The rows that every process sent here; with `splits` also how many came from each."""
-    output, received = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
+    rows = len(tensor)
+
+    def backward(gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients go back where the rows came from."""
+        own, _ = synchronize(alltoall_async(gradients[0], received, process_set=process_set))
+        return [torch.cat([own, own.new_zeros(rows - len(own), *own.shape[1:])])]
+
+    output, received = _differentiable(
+        lambda held: alltoall_async(held[0], splits, name, process_set), backward, [tensor]
+    )
     return output if splits is None else (output, received)
 
 
@@ -401,29 +378,6 @@ reducescatter_async = _of_one(
 )
 
 
-class _Reducescatter(torch.autograd.Function):
-    """Every process gets the gradients of all rows."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        name: str | None,
-        op: ReduceOp,
-        factors: tuple[float, float],
-        process_set: ProcessSet,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.how = op, factors, process_set
-        return tuple(grouped_reducescatter_async(tensors, name, op, process_set, *factors).wait())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
-        op, factors, process_set = ctx.how
-        _check_differentiable(op)
-        factor = factors[0] * factors[1] * (process_set.size() if op is ReduceOp.Sum else 1)
-        return None, None, None, None, *grouped_allgather([g * factor for g in gradients], process_set=process_set)
-
-
 def grouped_reducescatter(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -434,8 +388,15 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """This process's rows of several tensors reduced over processes."""
-    how = name, op, (prescale_factor, postscale_factor), process_set
-    return _compressed(_Reducescatter, tensors, compression, *how)
+    how = op, process_set, prescale_factor, postscale_factor
+
+    def backward(gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Every process gets the gradients of all rows."""
+        _check_differentiable(op)
+        factor = prescale_factor * postscale_factor * (process_set.size() if op is ReduceOp.Sum else 1)
+        return grouped_allgather([gradient * factor for gradient in gradients], process_set=process_set)
+
+    return _compressed(tensors, compression, lambda held: grouped_reducescatter_async(held, name, *how), backward)
 
 
 reducescatter = _of_one(grouped_reducescatter, "This process's rows of a tensor reduced over processes.")

@@ -134,7 +134,13 @@ class Exchange:
         """Reduce what is not yet on its way, wait, and write all gradients back."""
         if not self._buckets and not self._sparse:
             self._arrange_by_first_step()
-        sparse = [(parameter, self._send_sparse(parameter)) for parameter in self._sparse]
+        sparse = []
+        for parameter in self._sparse:
+            gradient = parameter.grad
+            if gradient is None:  # this process did not use the parameter
+                gradient = torch.zeros_like(parameter).to_sparse(1)
+            name = f"{self._prefix}.{self._names[parameter]}"
+            sparse.append((parameter, sparse_allreduce_async(gradient, name, self._op, self._process_set)))
         for bucket in self._buckets:
             if bucket.handle is None:
                 self._complete(bucket)
@@ -222,28 +228,17 @@ class Exchange:
             bucket.handle = self._process_set.ask(bucket.name, description, perform)
             return
         bucket.allocate(1)
-        self._fill(bucket)
+        known = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
+        gradients = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in known]
+        if self._divided_first:
+            for gradient, view in zip(gradients, bucket.views[0], strict=True):
+                torch.div(gradient, self._process_set.size(), out=view)
+        else:
+            torch._foreach_copy_(bucket.views[0], gradients)
         packed, bucket.context = self._compression.compress(bucket.flats[0])
         before, after = (1 / self._predivide, self._predivide) if self._op is ReduceOp.Average else (1.0, 1.0)
         op = ReduceOp.Sum if self._divided_first else self._op
         bucket.handle = grouped_allreduce_async_([packed], None, bucket.name, op, before, after, self._process_set)
-
-    def _fill(self, bucket: Bucket) -> None:
-        known = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
-        gradients = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in known]
-        if not self._divided_first:
-            torch._foreach_copy_(bucket.views[0], gradients)
-            return
-        processes = self._process_set.size()
-        for gradient, view in zip(gradients, bucket.views[0], strict=True):
-            torch.div(gradient, processes, out=view)
-
-    def _send_sparse(self, parameter: nn.Parameter) -> Handle:
-        gradient = parameter.grad
-        if gradient is None:  # this process did not use the parameter
-            gradient = torch.zeros_like(parameter).to_sparse(1)
-        name = f"{self._prefix}.{self._names[parameter]}"
-        return sparse_allreduce_async(gradient, name, self._op, self._process_set)
 
     def _receive(self, bucket: Bucket) -> None:
         result = synchronize(bucket.handle) if bucket.handle is not None else None

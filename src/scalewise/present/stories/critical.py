@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scalewise.present.charts import Axis, Mark, Series, line_chart, log_spaced, series_of
 from scalewise.present.stored import Stored
@@ -37,9 +37,9 @@ def critical_section(document: Stored) -> Section | None:
     if value is not None and smallest and value > 0 and smallest > 0:
         title = "Steps and samples against the global batch"
         law = document.part("verified", "law")
-        least = law.number("least_steps"), law.number("least_samples")
-        if least[0] and least[1] and critical.text("method") == "sweep":
-            blocks += _measured(document, value, least[0], least[1])
+        least = law.number("least_steps")
+        if least and law.number("least_samples") and critical.text("method") == "sweep":
+            blocks += _measured(document, value, least)
             target = number(document.number("verified", "target_loss"))
             lead = f"Steps and samples to a validation loss of {target}, and the law through them."
         else:
@@ -157,27 +157,26 @@ def _hyperbola(critical: float, smallest: float, places: Sequence[float]) -> Fig
     return line_chart("The hyperbola", *axes, [Series("the same loss", line), named])
 
 
-def _measured(document: Stored, critical: float, least_steps: float, least_samples: float) -> list[Block]:
+def _measured(document: Stored, critical: float, least_steps: float) -> list[Block]:
     """Medians over seeds at each global batch, and the fitted law."""
     rungs = [(rung.number("global_batch"), rung.number("median_steps")) for rung in document.parts("verified", "rungs")]
     seen = [(batch, steps) for batch, steps in rungs if batch and steps]
     if not seen:
         return []
     places = log_spaced(min(batch for batch, _ in seen) / 1.5, max(batch for batch, _ in seen) * 1.5)
-    law = [(b, least_steps * (1 + critical / b)) for b in places]
+    law = [(batch, least_steps * (1 + critical / batch)) for batch in places]
+
+    def both(point: Callable[[float, float], tuple[float, float]]) -> list[Series]:
+        through, dots = (tuple(point(batch, steps) for batch, steps in found) for found in (law, seen))
+        return [Series("law", through), Series("measured", dots, kind="dots")]
+
     marks = [Mark("x", critical, f"critical batch {rough(critical)}")]
-    axis = Axis("global batch", log=True, ticks=tuple(batch for batch, _ in seen))
     floor = Mark("y", least_steps, f"least steps {rough(least_steps)}")
-    steps = [Series("law", tuple(law)), Series("measured", tuple(seen), kind="dots")]
-    first = line_chart("Steps to the loss", axis, Axis("steps", log=True), steps, [*marks, floor])
-    samples = [
-        Series("law", tuple((b, least_samples * (1 + b / critical)) for b in places)),
-        Series("measured", tuple((b, b * s) for b, s in seen), kind="dots"),
+    batches = Axis("global batch", log=True, ticks=tuple(batch for batch, _ in seen))
+    steps, samples = Axis("steps", log=True), Axis("samples", log=True)
+    charts = [
+        line_chart("Steps to the loss", batches, steps, both(lambda batch, taken: (batch, taken)), [*marks, floor]),
+        line_chart("Samples to the loss", batches, samples, both(lambda batch, taken: (batch, batch * taken)), marks),
+        line_chart("The hyperbola", steps, samples, both(lambda batch, taken: (taken, batch * taken))),
     ]
-    second = line_chart("Samples to the loss", axis, Axis("samples", log=True), samples, marks)
-    pairs = [
-        Series("law", tuple((s, b * s) for b, s in law)),
-        Series("measured", tuple((s, b * s) for b, s in seen), kind="dots"),
-    ]
-    third = line_chart("The hyperbola", Axis("steps", log=True), Axis("samples", log=True), pairs)
-    return [*kept(first, second, third)]
+    return [*kept(*charts)]

@@ -184,7 +184,7 @@ def _legend(document: Stored, rows: Sequence[Stored], chosen: Stored | None) -> 
     several = next((row for row in rows if (row.number("workers") or 0) > 1 and row.text("rule")), None)
     if several is not None:
         warmup = number(several.number("warmup_epochs") or 0.0)
-        said.append(f"Several workers: the rate by {several.text('rule')}, warm-up {warmup} epochs, as train does.")
+        said.append(f"Several workers: the rate by {several.text('rule')}, warm-up {warmup} epochs (train --search 0).")
     return "\n".join(said)
 
 

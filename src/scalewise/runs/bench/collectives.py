@@ -39,7 +39,6 @@ from scalewise.runs.bench.common import (
     check_timing,
     chosen_device,
     interleaved,
-    stored,
     topology,
 )
 from scalewise.runs.measure.throughput import timed
@@ -183,7 +182,7 @@ def collectives(
         if profile is not None:
             check_writable(profile.absolute().parent)
         chosen = chosen_device(device, max(counts))
-        report = measure_collectives(
+        found = measure_collectives(
             counts,
             sizes or SIZES,
             hosts=hosts,
@@ -193,7 +192,7 @@ def collectives(
             source=f"{source}, {time.strftime('%Y-%m-%d')}",
             notify=notify,
         )
-        report = stored(report, folder)
+        report = found.stored(folder)
         assert report.run is not None
         for path in [report.run / LINK_FILE, *([profile] if profile else [])]:
             hardware.save_link(path, report.link)

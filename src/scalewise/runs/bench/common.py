@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -38,9 +38,6 @@ from scalewise.stats.interval import as_json
 DOCUMENT_FILE = "bench.json"
 
 
-ReportT = TypeVar("ReportT", bound="Report")
-
-
 @dataclass(frozen=True)
 class Report:
     """What a bench has measured; `run` is the folder that holds it."""
@@ -53,6 +50,13 @@ class Report:
         content = as_json(self)
         return {"run": str(content.pop("run")), "kind": self.kind, **content}
 
+    def stored(self, out: Path | None) -> Self:
+        """The report, written into `out` or into runs/bench-<kind>-<time>."""
+        folder = make_folder(out, f"bench-{self.kind}").path
+        report = replace(self, run=folder)
+        save_document(folder / DOCUMENT_FILE, report.to_json())
+        return report
+
 
 @contextmanager
 def benching(out: Path | None) -> Iterator[None]:
@@ -61,14 +65,6 @@ def benching(out: Path | None) -> Iterator[None]:
     check_folder(out)
     with translating():
         yield
-
-
-def stored(report: ReportT, out: Path | None) -> ReportT:
-    """The report, written into `out` or into runs/bench-<kind>-<time>."""
-    folder = make_folder(out, f"bench-{report.kind}").path
-    report = replace(report, run=folder)
-    save_document(folder / DOCUMENT_FILE, report.to_json())
-    return report
 
 
 SYSTEM = Path("/sys/devices/system")

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scalewise.runs.bench.common import Report, Topology, benching, stored, topology
+from scalewise.runs.bench.common import Report, Topology, benching, topology
 from scalewise.runs.bench.workloads import (
     OPERATIONS,
     TRANSFERS,
@@ -129,15 +129,14 @@ def devices(*, quick: bool = False, out: Path | None = None, notify: Notify = si
             for place in found
         }
         widest = {place: _most(timings, place, Operation.moved_bytes) for place in found}
-        report = DevicesReport(
+        return DevicesReport(
             rows=tuple(_row(key, times, fastest[key[0]], widest[key[0]]) for key, times in timings.items()),
             peaks=tuple(Peak(at.device, at.threads, fastest[at] / GIGA, widest[at] / GIGA) for at in found),
             break_even=tuple(worths(found, timings)),
             training=trained(found, seconds, notify),
             missing=tuple(missing(found)),
             topology=machine,
-        )
-        return stored(report, out)
+        ).stored(out)
 
 
 def _timings(found: Sequence[Place], limit: float, notify: Notify) -> dict[Key, list[float]]:

@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from scalewise.errors import PlacementError, UsageError
 from scalewise.plan import hardware
 from scalewise.plan.hardware import Link
 from scalewise.recipe import Recipe
-from scalewise.runs.bench.common import Report, stored
+from scalewise.runs.bench.common import Report
 from scalewise.runs.bench.payload import KINDS, Kind, Payload, Traffic
 from scalewise.runs.processes import Progress, ask
 from scalewise.runs.request import Notify, Settings, load_subject, silent
@@ -94,10 +94,7 @@ class _Own:
     @property
     def total(self) -> Traffic:
         """What was moved of all kinds."""
-        found = Traffic()
-        for traffic in self.traffic.values():
-            found.add(traffic)
-        return found
+        return Traffic().plus(*self.traffic.values())
 
 
 def parallelism(
@@ -141,7 +138,7 @@ def parallelism(
         rows = ask(compare_ways, loaded, arguments, count, recipe.threads or 1, device, notify)
         if rows is None:
             return None
-        return stored(ParallelismReport(loaded.name, recipe, count, known, rows), out)
+        return ParallelismReport(loaded.name, recipe, count, known, rows).stored(out)
 
 
 def _recipe(task: Task, processes: int, given: dict[str, Any]) -> Recipe:
@@ -305,15 +302,7 @@ class ParallelismReport(Report):
 
     def to_json(self) -> dict[str, Any]:
         """What --json prints."""
-        return {
-            "run": str(self.run),
-            "kind": self.kind,
-            "task": self.task,
-            "processes": self.processes,
-            "workers": self.recipe.workers,
-            "worker_batch": self.recipe.worker_batch,
-            "micro_batches": self.recipe.micro_batches,
-            "link": asdict(self.link) if self.link else None,
-            "advice": self.advice,
-            "rows": [asdict(row) for row in self.rows],
-        }
+        content = super().to_json()
+        del content["recipe"]
+        spread = {name: getattr(self.recipe, name) for name in ("workers", "worker_batch", "micro_batches")}
+        return content | spread | {"advice": self.advice}

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,19 +36,16 @@ PLACES: dict[tuple[str, str], Kind] = {
 }
 
 
-@dataclass
-class Traffic:
+class Traffic(NamedTuple):
     """Bytes out and in, and messages out."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
     messages: int = 0
 
-    def add(self, other: Traffic) -> None:
-        """Count another exchange."""
-        self.sent_bytes += other.sent_bytes
-        self.received_bytes += other.received_bytes
-        self.messages += other.messages
+    def plus(self, *others: Traffic) -> Traffic:
+        """All of them together."""
+        return Traffic(*map(sum, zip(self, *others, strict=True)))
 
 
 class Payload(TorchDispatchMode):
@@ -65,7 +61,8 @@ class Payload(TorchDispatchMode):
         if func.namespace in ("c10d", "_c10d_functional"):
             traffic = _traffic(func.__name__.split(".")[0], args, self._team)
             if traffic is not None:
-                self.found[self._kind(func.__name__, args)].add(traffic)
+                kind = self._kind(func.__name__, args)
+                self.found[kind] = self.found[kind].plus(traffic)
         return func(*args, **(kwargs or {}))
 
     def _kind(self, name: str, args: tuple[Any, ...]) -> Kind:

@@ -26,7 +26,6 @@ from scalewise.runs.bench.common import (
     check_timing,
     chosen_device,
     interleaved,
-    stored,
     topology,
 )
 from scalewise.runs.measure.throughput import timed
@@ -81,18 +80,15 @@ class TrainingWork:
                     waits.append(strategy.exchange_seconds - before)
                 return waits
 
-            yield lambda steps: _timed_steps(training, steps, advance)
+            def perform(steps: int) -> Took:
+                advance(WARM_UP_STEPS)
+                training.team.barrier()
+                waited, waits = strategy.feed.waited_seconds, list[float]()
+                seconds = timed(lambda: waits.extend(advance(steps)), training.team.device)
+                digest = sha256(strategy.model.tensors()) if training.team.leads else None
+                return Took(seconds, waits, strategy.feed.waited_seconds - waited, digest)
 
-
-def _timed_steps(training: Training, steps: int, advance: Callable[[int], list[float]]) -> Took:
-    advance(WARM_UP_STEPS)
-    training.team.barrier()
-    waited = training.strategy.feed.waited_seconds
-    waits: list[float] = []
-    seconds = timed(lambda: waits.extend(advance(steps)), training.team.device)
-    input_seconds = training.strategy.feed.waited_seconds - waited
-    digest = sha256(training.strategy.model.tensors()) if training.team.leads else None
-    return Took(seconds, waits, input_seconds, digest)
+            yield perform
 
 
 @dataclass(frozen=True)
@@ -230,7 +226,7 @@ def scaling(
         rows = _rows(taken, recipes, steps)
         same = len({row.weights_sha256 for row in rows}) == 1 if mode == "strong" else None
         report = ScalingReport(loaded.task.name, mode, rows, same, reduce, chosen, hosts, rate, machine)
-        return stored(report, out)
+        return report.stored(out)
 
 
 def _timed_rounds(

@@ -3,5 +3,5 @@
 May import: what `runs` may.
 Public: `compare.compare`, also as `scalewise.compare`, its `CompareRequest` and `CompareResult`. The way of a row
 through the files: `rows` makes its recipe, `jobs` are its runs, `trainings` trains one of them in a process of the
-pool, `comparison` keeps what comes out, `table` is what that amounts to.
+pool, `comparison` keeps what comes out, and the table that it amounts to.
 """

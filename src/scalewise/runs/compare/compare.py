@@ -16,29 +16,27 @@ from scalewise.engine.processes import signals
 from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.pool import InProcess, Pool
 from scalewise.errors import Failed, UsageError
-from scalewise.recipe import fitting_lr
+from scalewise.recipe import Recipe, fitting_lr
 from scalewise.records import finite, save_document
-from scalewise.runs.compare.comparison import Comparison
+from scalewise.runs.compare.comparison import Comparison, Metric
 from scalewise.runs.compare.jobs import Job, Message, Setup
 from scalewise.runs.compare.rows import chosen_rows, chosen_workers, lines
-from scalewise.runs.compare.table import Metric
 from scalewise.runs.compare.trainings import Comparing, facts
 from scalewise.runs.request import (
+    BegunFolder,
     Notice,
     Numbers,
     Settings,
     Subject,
     answering,
+    begun_or_resumed,
     check_alone,
     check_counts,
-    check_unchanged,
     comma_separated,
     compilable,
     keywords_of,
-    load_request,
     load_subject,
     request_from,
-    resumed_folder,
     save_request,
     stopped,
 )
@@ -61,6 +59,7 @@ class CompareRequest:
     workers: Numbers | None = None
     seeds: int | None = None
     rows: str | Sequence[str] | None = None
+    tuned: Path | None = None
     set: Settings | None = None
     tune: int | None = None
     hold_out: bool = False
@@ -78,39 +77,29 @@ class CompareRequest:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Those of rows, workers and seeds that are given, as they are stored."""
+        """Those of rows, workers, seeds and the tuned recipe that are given, as they are stored."""
         asked = {
             "rows": None if self.rows is None else comma_separated(self.rows),
             "workers": None if self.workers is None else comma_separated(self.workers),
             "seeds": self.seeds,
+            "tuned": None if self.tuned is None else Recipe.load(self.tuned).model_dump(),
         }
         return {name: value for name, value in asked.items() if value is not None}
 
 
 @dataclass(frozen=True)
-class BegunComparison:
+class BegunComparison(BegunFolder):
     """What a comparison was begun with. Resuming may change rows, workers and seeds; its runs are of the rest."""
 
-    task: str
-    settings: list[str]
-    given: dict[str, Any]
+    what = "comparison"
+    rule = "only rows, workers and seeds may change"
+    may_change = ("rows", "workers", "seeds", "tuned")
     tune: int | None
     hold_out: bool
+    tuned: dict[str, Any] | None = None  # the recipe of that row
     rows: str | None = None
     workers: str = DEFAULT_WORKERS
     seeds: int = DEFAULT_SEEDS
-
-    def resumed_from(self, stored: BegunComparison, folder: Path, changes: dict[str, Any]) -> BegunComparison:
-        """The stored comparison with what may change changed; anything else that differs is refused."""
-        wanted = replace(
-            self,
-            given=self.given or stored.given,
-            tune=self.tune or stored.tune,
-            hold_out=self.hold_out or stored.hold_out,
-        )
-        names = ("task", "settings", "given", "tune", "hold_out")
-        check_unchanged(folder, stored, wanted, names, "only rows, workers and seeds may change")
-        return replace(stored, **changes)
 
 
 @dataclass(frozen=True)
@@ -206,12 +195,7 @@ def answer(request: CompareRequest, follow: Follow = unfollowed) -> CompareResul
     subject = load_subject(request.task, request.set, request.data)
     name = f"compare-{subject.task.name}"
     begun = BegunComparison(subject.spec, subject.settings, request.given, request.tune, request.hold_out)
-    resumed = resumed_folder(request.resume, request.out, name)
-    if resumed is None:
-        begun = replace(begun, **request.changes)
-    else:
-        stored = load_request(resumed, BegunComparison, "comparison")
-        begun = begun.resumed_from(stored, resumed, request.changes)
+    begun, resumed = begun_or_resumed(begun, request.resume, request.out, name, request.changes)
     comparison = _comparison(begun, subject, request.device)
     with answering(name, request.out, resumed, keeps_runs=False) as folder:
         save_request(folder, begun)
@@ -224,7 +208,7 @@ def _comparison(begun: BegunComparison, subject: Subject, device: DeviceName) ->
     """The rows to train."""
     task = subject.task
     counts = chosen_workers(begun.workers)
-    names = chosen_rows(begun.rows, len(counts) > 1)
+    names = chosen_rows(begun.rows, len(counts) > 1, begun.tuned is not None)
     base = task.recipe.replace(**begun.given)
     if rate := fitting_lr(task.recipe, begun.given):  # as train does
         base = base.replace(lr=rate.value)
@@ -232,6 +216,7 @@ def _comparison(begun: BegunComparison, subject: Subject, device: DeviceName) ->
         base = base.replace(threads=1)
     with translating():
         known = facts(task, subject.spec, tuple(subject.settings), compilable(base, device))
+    known = replace(known, tuned=None if begun.tuned is None else Recipe(**begun.tuned))
     found, skipped = lines(names, counts, known, asked=begun.rows is not None)
     if begun.tune is not None and task.validation is None and not begun.hold_out:
         raise UsageError(

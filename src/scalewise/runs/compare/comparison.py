@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from scalewise.errors import Failed, UsageError
-from scalewise.runs.compare import table
+from scalewise.records import SHARES
 from scalewise.runs.compare.jobs import Failure, Job, Message, Outcome, Progress
 from scalewise.runs.compare.rows import Line, Skipped
-from scalewise.runs.compare.table import Metric, RemedyRow
+from scalewise.stats.interval import Interval, Spread, paired_difference, spread
+
+Outcomes = Mapping[tuple[str, int], Mapping[int, Outcome]]  # by the line's key and the seed
 
 
 @dataclass
@@ -29,8 +31,9 @@ class Comparison:
     tuned: list[Tuned] = field(default_factory=list)
 
     def trial_jobs(self) -> list[Job]:
-        """The runs that choose learning rates."""
-        return trials(self.lines, self.budget) if self.budget is not None else []
+        """The runs that choose learning rates: one for each line and each multiple of its learning rate."""
+        multiples = [] if self.budget is None else grid(self.budget)
+        return [Job(line, TUNING_SEED, multiple, trial=True) for line in self.lines for multiple in multiples]
 
     def seed_jobs(self) -> list[Job]:
         """The runs of the table: all rows with the first seed, then with the next, so that it fills evenly."""
@@ -64,8 +67,14 @@ class Comparison:
         self.tuned = [tuned(line, self.trials.get(line.key, {}), self.metric) for line in self.lines]
 
     def rows(self) -> list[RemedyRow]:
-        """The table as it stands."""
-        return table.rows(self.lines, self.outcomes, self.metric)
+        """The table as it stands; each line is paired, seed by seed, with the reference."""
+        single = [line for line in self.lines if line.name == "single"]
+        reference = next(iter([*single, *(one for one in self.lines if (one.name, one.workers) == ("naive", 1))]), None)
+        known = {} if reference is None else _values(self.outcomes.get(reference.key, {}), "test", self.metric)
+        return [
+            _row(line, self.outcomes.get(line.key, {}), self.metric, known if line != reference else {})
+            for line in self.lines
+        ]
 
     def failures(self) -> list[Failure]:
         """Why runs of the table have no result."""
@@ -74,11 +83,144 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """What `compare --json` prints of it."""
-        tuned = None
-        if self.tuned:
-            rows = [row.to_json() for row in self.tuned]
-            tuned = {"budget": self.budget, "factor": TUNING_FACTOR, "seed": TUNING_SEED, "rows": rows}
-        return table.document(self.lines, self.skipped, self.outcomes, self.metric, tuned)
+        tried = [row.to_json() for row in self.tuned]
+        tuned = {"budget": self.budget, "factor": TUNING_FACTOR, "seed": TUNING_SEED, "rows": tried}
+        rows = self.rows()
+        content: dict[str, Any] = {
+            "metric": asdict(self.metric),
+            "rows": [row.to_json() for row in rows],
+            "skipped": [asdict(row) for row in self.skipped],
+            "tuned": tuned if tried else None,
+            "curves": curves(self.lines, self.outcomes),
+        }
+        if len({line.workers for line in self.lines if line.name != "single"}) > 1:
+            content["curve"] = error_curve(rows, self.metric)
+        return content
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The number that counts for a task."""
+
+    name: str
+    higher_is_better: bool
+
+
+@dataclass(frozen=True)
+class RemedyRow:
+    """A line of the table over the seeds that have ended."""
+
+    name: str
+    workers: int
+    global_batch: int
+    lr: float
+    optimizer: str
+    steps: int | None
+    samples: int | None
+    test: Spread
+    train: Spread
+    samples_per_second: float | None
+    seconds: float | None
+    seeds: list[int]
+    difference: Interval[float] | None
+    failed: list[tuple[int, str]]  # (seed, reason)
+    diverged: bool
+    what: str
+    settings: tuple[str, ...]
+    derived: list[dict[str, Any]]  # values that nobody gave, with their reasons, of the first seed
+
+    @property
+    def beats_noise(self) -> bool | None:
+        """Whether the row differs from single by more than seed noise; None where that cannot be told."""
+        return None if self.difference is None else self.difference.excludes(0)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `rows`."""
+        failed = [{"seed": seed, "reason": reason} for seed, reason in self.failed]
+        found = self.difference
+        difference = None if found is None else {"mean": found.value, "low": found.low, "high": found.high}
+        values = asdict(self) | {"failed": failed, "difference": difference, "settings": list(self.settings)}
+        return values | {"beats_noise": self.beats_noise}
+
+
+def _row(line: Line, ended: Mapping[int, Outcome], metric: Metric, reference: Mapping[int, float]) -> RemedyRow:
+    results = [ended[seed].result or {} for seed in sorted(ended) if ended[seed].result is not None]
+    test, train = (_values(ended, part, metric) for part in ("test", "train"))
+    failures = [(seed, outcome.failure) for seed, outcome in sorted(ended.items()) if outcome.failure is not None]
+    recipe = next((outcome.recipe for outcome in ended.values() if outcome.recipe is not None), line.plan.recipe)
+    return RemedyRow(
+        name=line.name,
+        workers=line.workers,
+        global_batch=recipe.global_batch,
+        lr=_mean([result["lr"]["peak"] for result in results]) if results else recipe.lr * recipe.lr_factor,
+        optimizer=recipe.optimizer,
+        steps=_whole([result["steps"] for result in results]),
+        samples=_whole([result["samples"] for result in results]),
+        test=spread([*test.values()]),
+        train=spread([*train.values()]),
+        samples_per_second=_mean([result["samples_per_second"] for result in results]) if results else None,
+        seconds=_mean([result["seconds"] for result in results]) if results else None,
+        seeds=[*test],
+        difference=paired_difference(test, reference),
+        failed=[(seed, failure.reason) for seed, failure in failures],
+        diverged=not results and any(failure.diverged for _, failure in failures),
+        what=line.plan.what,
+        settings=line.plan.settings,
+        derived=results[0]["derived"] if results else [],
+    )
+
+
+def _values(ended: Mapping[int, Outcome], part: str, metric: Metric) -> dict[int, float]:
+    """The metric by seed, in the order of seeds; runs without a finite one are left out."""
+    found = {seed: outcome.result[part].get(metric.name) for seed, outcome in sorted(ended.items()) if outcome.result}
+    return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _whole(values: Sequence[int]) -> int | None:
+    return round(sum(values) / len(values)) if values else None
+
+
+def error_curve(table: Sequence[RemedyRow], metric: Metric) -> list[dict[str, Any]]:
+    """The error by global batch of each row: 1 − accuracy, or the metric itself where it is not a share."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in table:
+        if row.test.mean is not None:
+            error = 1 - row.test.mean if metric.name in SHARES else row.test.mean
+            point = {"workers": row.workers, "global_batch": row.global_batch, "error": error, "std": row.test.std}
+            found.setdefault(row.name, []).append(point)
+    return [{"name": name, "points": points} for name, points in found.items()]
+
+
+def curves(lines: Sequence[Line], outcomes: Outcomes) -> list[dict[str, Any]]:
+    """Each row's metric by epoch, averaged over the seeds that have a result."""
+    found = []
+    for line in lines:
+        ended = outcomes.get(line.key, {})
+        runs = [ended[seed].curve for seed in sorted(ended) if ended[seed].result is not None]
+        points = [*zip(*runs, strict=False)]  # (epoch, seed); as many epochs as every run has
+        if points:
+            columns = [[_known_mean([run[column] for run in point]) for point in points] for column in range(3)]
+            epochs, train, validation = columns
+            has_validation = any(value is not None for value in validation)
+            found.append(
+                {
+                    "name": line.name,
+                    "workers": line.workers,
+                    "epoch": epochs,
+                    "train": train,
+                    "validation": validation if has_validation else None,
+                }
+            )
+    return found
+
+
+def _known_mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _mean(known) if len(known) == len(values) else None
 
 
 TUNING_SEED = 0
@@ -122,11 +264,6 @@ def grid(budget: int) -> list[float]:
     [0.32, 1.0, 3.16]
     """
     return [TUNING_FACTOR**exponent for exponent in range(-((budget - 1) // 2), budget // 2 + 1)]
-
-
-def trials(lines: Sequence[Line], budget: int) -> list[Job]:
-    """A run for each line and each multiple of its learning rate."""
-    return [Job(line, TUNING_SEED, multiple, trial=True) for line in lines for multiple in grid(budget)]
 
 
 def tuned(line: Line, ended: Mapping[float, Outcome], metric: Metric) -> Tuned:

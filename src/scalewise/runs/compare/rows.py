@@ -8,6 +8,8 @@
     lars, lamb           + that optimizer instead
     adascale       + AdaScale instead of a fixed rule (with batch-norm, without warm-up)
     auto         what `train --recipe auto` does with the task as it is
+    muon         + Muon with warm-up and a cosine instead, single's samples     (when it is named)
+    tuned        a recipe that `scalewise tune` found                           (when it is named or given)
 
 A row builds on those above it whether or not they are shown. A row that has nothing to change, or whose recipe cannot
 be, is left out with the reason.
@@ -21,11 +23,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from scalewise.engine.candidates import candidate
 from scalewise.errors import RecipeError, UsageError
 from scalewise.recipe import ADAPTIVE, USUAL_LR, Recipe, RecipeMode, fitting_rule, fitting_warmup
 
 LARGEST_GHOST_BATCH = 32  # samples: Hoffer et al. 2017 find groups of 16 to 128 alike; 32 is most tasks' worker batch
+DEFAULT_ROWS = ("single", "naive", "batch-norm", "lr-scaled", "warm-up", "lars", "lamb", "adascale", "auto")
 SWEEP_ROWS = ("naive", "auto")
+TUNED = "tuned"
 MOST_WORKERS = 10**7
 
 
@@ -39,6 +44,7 @@ class Facts:
     has_batch_norm: bool
     takes_bn: bool
     changes: str = ""  # what flags changed in the task's own recipe
+    tuned: Recipe | None = None  # what `scalewise tune` found
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,26 @@ def auto(facts: Facts, workers: int) -> RowPlan:
     return RowPlan(recipe, facts.settings, "--recipe auto, with the task as it is", mode="auto")
 
 
+def muon(facts: Facts, workers: int) -> RowPlan:
+    """Muon as auto's race begins with it, over the samples of single."""
+    base = facts.base.replace(schedule="constant")  # for which auto takes the cosine
+    steps = base.replace(workers=workers, lr_rule="none").total_steps(facts.samples)
+    fields = dict(candidate("muon", base, {"workers": workers}, facts.samples, steps).fields)
+    del fields["epochs"]  # single's own
+    what = f"Muon with warm-up and a cosine, learning rate {fields['lr']:g}"
+    return _with(naive(facts, workers), what, **fields)
+
+
+def tuned(facts: Facts, workers: int) -> RowPlan:
+    """A recipe that `scalewise tune` found."""
+    if facts.tuned is None:
+        raise RecipeError("no recipe was given; add --tuned FILE, the recipe.json of scalewise tune")
+    if facts.tuned.workers != workers:
+        raise NothingToChange(f"its recipe is for {facts.tuned.workers} workers")
+    recipe = facts.tuned.replace(threads=facts.base.threads)
+    return RowPlan(recipe, facts.settings, f"found by scalewise tune: {recipe.optimizer}, learning rate {recipe.lr:g}")
+
+
 ROWS: dict[str, Remedy] = {
     "single": single,
     "naive": naive,
@@ -174,6 +200,8 @@ ROWS: dict[str, Remedy] = {
     "lamb": partial(_layerwise, "lamb"),
     "adascale": adascale,
     "auto": auto,
+    "muon": muon,
+    TUNED: tuned,
 }
 
 
@@ -182,14 +210,17 @@ def _with(plan: RowPlan, what: str, **changes: float | str) -> RowPlan:
     return dataclasses.replace(plan, recipe=plan.recipe.replace(**changes), what=what)
 
 
-def chosen_rows(text: str | None, several: bool) -> list[str]:
-    """The rows that --rows names, in its order; by default all, or those of a sweep over worker counts.
+def chosen_rows(text: str | None, several: bool, has_tuned: bool = False) -> list[str]:
+    """The rows that --rows names, in its order; by default the usual ones, or those of a sweep over worker counts.
 
-    >>> chosen_rows("single, auto", several=False)
-    ['single', 'auto']
+    A tuned recipe that is given is a row in any case.
+
+    >>> chosen_rows("single, auto", several=False, has_tuned=True)
+    ['single', 'auto', 'tuned']
     """
+    more = [TUNED] if has_tuned else []
     if text is None:
-        return list(SWEEP_ROWS if several else ROWS)
+        return [*(SWEEP_ROWS if several else DEFAULT_ROWS), *more]
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in ROWS]
     if unknown or not names:
@@ -197,7 +228,7 @@ def chosen_rows(text: str | None, several: bool) -> list[str]:
             f"--rows needs names out of {', '.join(ROWS)}, got {unknown[0] if unknown else repr(text)}; "
             f"write for example --rows single,naive,auto"
         )
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys([*names, *more]))
 
 
 def chosen_workers(text: str) -> list[int]:
@@ -240,6 +271,8 @@ def lines(names: Sequence[str], counts: Sequence[int], facts: Facts, asked: bool
     for name in names:
         try:
             at = [1] if name == "single" else counts
+            if name == TUNED and facts.tuned is not None and facts.tuned.workers in counts:
+                at = [facts.tuned.workers]
             new = [Line(name, workers, ROWS[name](facts, workers)) for workers in at]
             _check_new(new, found)
             found += new

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ REGROUPED = 8  # groups whose samples are put into other groups: one pair in so 
 AGAIN_PASS = 1 << 20  # a number that no pass over the data has: augmentation draws by it
 NO_NOISE = "no noise: every sample's gradient agrees"
 NO_GRADIENT = "no gradient: it is 0 for every sample"
-ADAM_LIKE = frozenset({"adam", "adamw", "lamb"})
+ADAM_LIKE = frozenset({"adam", "adamw", "lamb", "schedule-free"})
 
 
 class GroupGradients:
@@ -149,27 +149,18 @@ def preconditioners(training: Training) -> list[Tensor] | None:
     return found
 
 
+@dataclass
 class PooledNoise:
     """Sums over many groups of gradients at the same weights, by parameter, in blocks."""
 
-    def __init__(
-        self,
-        group_samples: int,
-        population: int,
-        factors: list[Tensor] | None = None,
-    ) -> None:
-        """Arguments:
-        group_samples: b.
-        population: N, of which samples are drawn without replacement, pass after pass.
-        factors: √P of every parameter, to measure preconditioned gradients besides.
-        """
-        self._group_samples, self._population = group_samples, population
-        self._factors = factors
-        self._sums: list[list[Tensor]] = []  # of block, of parameter
-        self._squares: list[Tensor] = []  # of block: Σ‖gᵢ‖², (plain or preconditioned, parameter)
-        self._anew: list[Tensor] = []  # of pair: trΦ, (plain or preconditioned, parameter)
-        self._counts = [0] * BLOCKS
-        self.groups = 0
+    _group_samples: int  # b
+    _population: int  # N, of which samples are drawn without replacement, pass after pass
+    _factors: list[Tensor] | None = None  # √P of every parameter, to measure preconditioned gradients besides
+    _sums: list[list[Tensor]] = field(default_factory=list)  # of block, of parameter
+    _squares: list[Tensor] = field(default_factory=list)  # of block: Σ‖gᵢ‖², (plain or preconditioned, parameter)
+    _anew: list[Tensor] = field(default_factory=list)  # of pair: trΦ, (plain or preconditioned, parameter)
+    _counts: list[int] = field(default_factory=lambda: [0] * BLOCKS)
+    groups: int = 0
 
     def add(self, gradients: list[Tensor]) -> None:
         """Take one group's mean gradients."""
@@ -245,38 +236,32 @@ class Table:
         blocks = len(self.counts)
         everything = np.ones(blocks)
         anew = float(self.anew[:, rows].sum(1).mean()) if len(self.anew) else 0.0
-        found = np.array(self._parts(gram, squares, everything, self._seen, self._passes, anew))
+        drawn = float(self.counts.sum()) * self.group_samples / self.population
+        seen, passes = min(1.0, drawn), max(1, round(drawn))
+        found = np.array(self._parts(gram, squares, everything, seen, passes, anew))
         if found[1] <= SAME * self.group_samples * squares.sum() / self.counts.sum():
             return np.stack([np.full(blocks, found[0]), np.zeros(blocks)])
         whole = np.array(self._parts(gram, squares, everything))
         left_out = np.array([self._parts(gram, squares, everything - one) for one in np.eye(blocks)])
         deviations = (blocks - 1) * (whole - left_out)  # (block, 2)
         deviations -= deviations.mean(0)
-        values: np.ndarray = (found + deviations * np.array([math.sqrt(self._unknown(anew / found[1])), 1.0])).T
+        unknown = self._unknown(seen, anew / found[1])
+        values: np.ndarray = (found + deviations * np.array([math.sqrt(unknown), 1.0])).T
         return values
 
-    def _unknown(self, share_anew: float) -> float:
-        """What is left of the variance of |G|² when so much of the data is seen: what is drawn anew stays.
+    def _unknown(self, seen: float, share_anew: float) -> float:
+        """What is left of the variance of |G|² when this share of the data is seen: what is drawn anew stays.
 
         Assumption: it is the same share of the noise in all directions. Its size is known from N pairs only.
         """
         pairs = len(self.anew)
         stays = min(1.0, share_anew) * (1 + 1 / pairs) if pairs else 0.0
-        return 1 - self._seen + self._seen * stays
+        return 1 - seen + seen * stays
 
     @property
     def samples(self) -> int:
         """How many were looked at."""
         return round(float(self.counts.sum()) * self.group_samples)
-
-    @property
-    def _seen(self) -> float:
-        """The share of all samples that was drawn."""
-        return min(1.0, float(self.counts.sum()) * self.group_samples / self.population)
-
-    @property
-    def _passes(self) -> int:
-        return max(1, round(float(self.counts.sum()) * self.group_samples / self.population))
 
     def _parts(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -16,21 +16,12 @@ from typing import Any, get_args
 from scalewise.engine.placement import DeviceName, Placement, available_cores
 from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.memory import is_out_of_memory, says_out_of_memory
-from scalewise.engine.store.folder import RunFolder, RunRecipe, check_folder
+from scalewise.engine.store.folder import RunFolder, RunRecipe
 from scalewise.errors import Interrupted, RunFolderError, ScalewiseError, TargetMissed, TooLittleMemory
 from scalewise.recipe import Recipe, resolve
 from scalewise.records import finite, save_document
-from scalewise.runs.measure.critical.branch import SEEDS as BRANCH_SEEDS
 from scalewise.runs.measure.critical.branch import BranchReport, Plan, branch, single
-from scalewise.runs.measure.critical.sweep import (
-    MOST_SEEDS,
-    SweepReport,
-    check_ladder,
-    default_ladder,
-    sweep,
-    training_samples,
-)
-from scalewise.runs.measure.critical.sweep import SEEDS as SWEEP_SEEDS
+from scalewise.runs.measure.critical.sweep import SweepReport, check_ladder, default_ladder, sweep, training_samples
 from scalewise.runs.measure.memory.largest import MemoryReport, largest_worker_batch
 from scalewise.runs.measure.memory.trials import can_be_passed_on
 from scalewise.runs.measure.minima import SUBSPACE, Line, Plane, SharpnessReport, line, plane, sharpness
@@ -43,22 +34,23 @@ from scalewise.runs.request import (
     Notice,
     Notify,
     answering,
+    begun_or_resumed,
     compilable,
     keywords_of,
     load_subject,
     request_from,
-    resumed_folder,
-    resumed_request,
     save_request,
     silent,
     stopped,
 )
 from scalewise.runs.run import train_in
 from scalewise.stats.critical_batch import WORKERS, CriticalBatch, Efficiency, agreement, efficiency_of, from_noise
+from scalewise.stats.interval import as_json
 from scalewise.stats.steps_law import to_go_by
 from scalewise.tasks.task import Task
 
 DOCUMENT_FILE = "measure.json"
+NOISE = ("noise_scale", "verdict", "plain", "preconditioned")  # that are null where the noise was not measured
 
 
 @dataclass(frozen=True)
@@ -118,7 +110,11 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         """What `measure --json` prints."""
-        recipe = self.recipe
+        recipe, own = self.recipe, as_json(self)
+        rates = own["throughput"] or {}
+        rows = rates.pop("rows", [])
+        direct, cheap = self.verified and self.verified.critical.to_json(), self.cheap and self.cheap.to_json()
+        both = {"cheap": cheap, "critical_batch": direct, "agreement": self.agreement}
         content: dict[str, Any] = {
             **({} if self.folder is None else {"run": str(self.folder)}),
             "task": self.task,
@@ -126,48 +122,22 @@ class Measurement:
             "worker_batch": recipe.worker_batch,
             "global_batch": recipe.global_batch,
             "optimizer": recipe.optimizer,
-            **self._noise(),
+            **(own["noise"] or {**dict.fromkeys(NOISE), "stages": [], "layers": []}),
             "critical_batch": None if self.critical is None else self.critical.to_json(),
             "efficiency": [row.to_json() for row in self.efficiencies],
-            "verified": self._verified(),
+            "verified": None if self.verified is None else {**both, **own["verified"]},
             "missed": self.missed or self.unfinished,
-            **self._machine(),
-            "sharpness": None if self.sharpness is None else [asdict(minimum) for minimum in self.sharpness],
-            "landscape": self._landscape(),
+            "largest_worker_batch": None if self.memory is None else self.memory.largest_worker_batch,
+            "memory": own["memory"],
+            "throughput": [{name: row[name] for name in ("worker_batch", "samples_per_second")} for row in rows],
+            "training": rows,
+            **rates,
+            "sharpness": own["sharpness"],
+            "landscape": None if self.line is None else {"line": own["line"], "plane": own["plane"]},
             "seconds": self.seconds,
         }
         found: dict[str, Any] = finite(content)
         return found
-
-    def _noise(self) -> dict[str, Any]:
-        if self.noise is None:
-            missing = dict.fromkeys(("noise_scale", "verdict", "plain", "preconditioned"))
-            return {**missing, "stages": [], "layers": []}
-        return self.noise.to_json()
-
-    def _machine(self) -> dict[str, Any]:
-        memory, speed = self.memory, self.throughput
-        rates = {} if speed is None else asdict(speed)
-        rows = rates.pop("rows", [])
-        return {
-            "largest_worker_batch": None if memory is None else memory.largest_worker_batch,
-            "memory": None if memory is None else asdict(memory),
-            "throughput": [{name: row[name] for name in ("worker_batch", "samples_per_second")} for row in rows],
-            "training": rows,
-            **rates,
-        }
-
-    def _verified(self) -> dict[str, Any] | None:
-        if self.verified is None:
-            return None
-        cheap = None if self.cheap is None else self.cheap.to_json()
-        both = {"cheap": cheap, "critical_batch": self.verified.critical.to_json()}
-        return {**both, "agreement": self.agreement, **self.verified.to_json()}
-
-    def _landscape(self) -> dict[str, Any] | None:
-        if self.line is None:
-            return None
-        return {"line": asdict(self.line), "plane": None if self.plane is None else asdict(self.plane)}
 
 
 class Unfinished(TooLittleMemory):
@@ -199,17 +169,12 @@ def answer(request: MeasureRequest, notify: Notify = silent) -> Measurement:
     """Load the task, complete the recipe, measure in a new or resumed folder, and store what was found."""
     subject = load_subject(request.task, request.set, request.data)
     task = subject.task
-    begun = Begun(
-        subject.spec, subject.settings, request.given, None if request.recipe is None else str(request.recipe)
-    )
-    resumed = resumed_folder(request.resume, request.out, f"measure-{task.name}")
-    if resumed is None:
-        check_folder(request.out)
-    else:
-        begun = resumed_request(resumed, begun)
+    name, recipe = f"measure-{task.name}", None if request.recipe is None else str(request.recipe)
+    begun = Begun(subject.spec, subject.settings, request.given, recipe)
+    begun, resumed = begun_or_resumed(begun, request.resume, request.out, name)
     with translating():
         run = _complete(begun, task, request.device)
-    with answering(f"measure-{task.name}", request.out, resumed) as folder:
+    with answering(name, request.out, resumed) as folder:
         save_request(folder, begun)
         try:
             found = measured(task, run, request, folder, notify)
@@ -329,10 +294,8 @@ def _verified(
     if any(value.field == "threads" for value in run.derived):
         recipe = recipe.replace(threads=1)  # several runs share the machine
     if wanted.verify == "branch":
-        seeds = wanted.seeds or BRANCH_SEEDS
-        return branch(task, recipe, folder=place, seeds=seeds, notify=notify)
-    most = wanted.most_seeds or max(MOST_SEEDS, wanted.seeds or 0)
-    seeds = wanted.seeds or min(SWEEP_SEEDS, most)
+        return branch(task, recipe, folder=place, seeds=wanted.seeds, notify=notify)
+    seeds, most = wanted.seeds, wanted.most_seeds
     return sweep(task, recipe, folder=place, target=wanted.target, seeds=seeds, most_seeds=most, notify=notify)
 
 

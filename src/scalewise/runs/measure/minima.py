@@ -113,18 +113,9 @@ def sharpness(
             for epsilon in epsilons if start > -1 else ():
                 notify(f"sharpness in a box of {epsilon:g}, {space}")
                 largest = _largest(surface.loss_and_gradient, x, basis, epsilon, iterations)
-                rows.append(Sharpness(epsilon, relative_rise(start, largest), largest))
+                rows.append(Sharpness(epsilon, 100 * (largest - start) / (1 + start), largest))
             dimensions = None if basis is None else basis.shape[1]
             return SharpnessReport(start, surface.samples, len(x), dimensions, iterations, tuple(rows))
-
-
-def relative_rise(start: float, largest: float) -> float:
-    """100 · (largest − start) ÷ (1 + start), for a start above −1.
-
-    >>> relative_rise(start=1.0, largest=1.5)
-    25.0
-    """
-    return 100 * (largest - start) / (1 + start)
 
 
 def random_basis(parameters: int, dimensions: int) -> np.ndarray:

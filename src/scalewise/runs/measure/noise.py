@@ -15,6 +15,7 @@ from scalewise.errors import TaskError
 from scalewise.recipe import Recipe
 from scalewise.runs.measure.frozen import BLOCKS, GroupGradients, PooledNoise, Table, estimate, preconditioners
 from scalewise.runs.request import Notify, silent
+from scalewise.stats.interval import as_json
 from scalewise.stats.noise_scale import ENOUGH_RATIO, NoiseEstimate, rounded_up, trapezoid_weights, weighted_mean
 from scalewise.tasks.task import Task
 
@@ -45,14 +46,8 @@ class StageNoise:
 
     def to_json(self) -> dict[str, Any]:
         """As part of the report."""
-        return {
-            "name": self.name,
-            "step": self.step,
-            "samples": self.samples,
-            "noise_scale": self.estimate.to_json(),
-            "preconditioned": _json(self.preconditioned),
-            "verdict": self.used.verdict,
-        }
+        content = as_json(self)
+        return {"noise_scale": content.pop("estimate"), "verdict": self.used.verdict, **content}
 
 
 @dataclass(frozen=True)
@@ -104,27 +99,16 @@ class NoiseReport:
 
     def to_json(self) -> dict[str, Any]:
         """All of it."""
-        return {
-            "noise_scale": self.used.to_json(),
-            "verdict": self.used.verdict,
-            "plain": self.estimate.to_json(),
-            "preconditioned": _json(self.preconditioned),
-            "stages": [stage.to_json() | {"averaged": stage.name in self.averaged} for stage in self.stages],
-            "layers": [layer.to_json() for layer in self.layers],
-            "steps": self.steps,
-            "group_samples": self.group_samples,
-        }
-
-
-def _json(estimate: NoiseEstimate | None) -> dict[str, float | bool | None] | None:
-    return None if estimate is None else estimate.to_json()
+        content = as_json(self)
+        used = {"noise_scale": self.used.to_json(), "verdict": self.used.verdict, "plain": content.pop("estimate")}
+        content["stages"] = [stage | {"averaged": stage["name"] in self.averaged} for stage in content["stages"]]
+        return used | content
 
 
 def measure_noise(
     task: Task,
     recipe: Recipe,
     *,
-    steps: int | None = None,
     layers: bool = False,
     device: DeviceName = "auto",
     notify: Notify = silent,
@@ -137,10 +121,9 @@ def measure_noise(
 
     Arguments:
         task, recipe: what is trained, and how; of several workers one is enough to measure.
-        steps: of the training, if not the recipe's own.
         layers: also every parameter's own noise scale.
     """
-    with _single(task, recipe if steps is None else recipe.replace(steps=steps), device) as training:
+    with _single(task, recipe, device) as training:
         looks = [*_looks(training, notify)]
         names = [*training.strategy.model.parameters]
     moved = [look for look in looks if look.preconditioned]

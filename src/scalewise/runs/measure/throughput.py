@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,8 +42,6 @@ FLAT_DOUBLINGS, FLAT_GAIN = 3, 1.05  # … as do so many doublings in a row that
 MOST_STEPS = 1 << 20
 PRODUCT_SIDES = (256, 512, 1024, 2048)
 PRODUCT_SECONDS = 0.3  # of each size
-
-Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -137,20 +135,13 @@ def count_operations(work: Callable[[], object]) -> int:
     """
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    formulas = {attention: _attention_operations, backward: _attention_backward_operations}
+    formulas: dict[Any, Callable[..., int]] = {
+        attention: lambda query, key, value, *rest, **named: sdpa_flop_count(query, key, value),
+        backward: lambda *shapes, **named: sdpa_backward_flop_count(*shapes[:4]),
+    }
     with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         work()
     return counter.get_total_flops()
-
-
-def _attention_operations(query: Shape, key: Shape, value: Shape, *rest: object, **named: object) -> int:
-    return int(sdpa_flop_count(query, key, value))
-
-
-def _attention_backward_operations(
-    gradient: Shape, query: Shape, key: Shape, value: Shape, *rest: object, **named: object
-) -> int:
-    return int(sdpa_backward_flop_count(gradient, query, key, value))
 
 
 def timed(work: Callable[[], object], device: torch.device, times: int = 1) -> float:
@@ -202,16 +193,6 @@ class _Contestant:
     step_seconds: float
     inference_seconds: float = ROUND_SECONDS
     opened: ExitStack = field(default_factory=ExitStack)  # closing it gives back what the training holds
-
-    @property
-    def steps(self) -> int:
-        """Steps of a round."""
-        return max(1, round(ROUND_SECONDS / self.step_seconds))
-
-    @property
-    def inference_steps(self) -> int:
-        """Batches of a round."""
-        return max(1, round(ROUND_SECONDS / self.inference_seconds))
 
 
 class _Bench:
@@ -304,14 +285,15 @@ class _Bench:
         if contestant.step_seconds < COLD_SECONDS:
             take_step(training)
         waited = training.strategy.feed.waited_seconds
-        seconds = timed(lambda: take_step(training), training.team.device, contestant.steps)
+        steps = _fitting(contestant.step_seconds)
+        seconds = timed(lambda: take_step(training), training.team.device, steps)
         if not training.samples.in_memory:
-            seconds -= (training.strategy.feed.waited_seconds - waited) / contestant.steps
+            seconds -= (training.strategy.feed.waited_seconds - waited) / steps
         return training.recipe.worker_batch / seconds
 
     def _inference_rate(self, contestant: _Contestant) -> float:
         device = contestant.training.team.device
-        seconds = timed(lambda: self._infer(contestant), device, contestant.inference_steps)
+        seconds = timed(lambda: self._infer(contestant), device, _fitting(contestant.inference_seconds))
         return contestant.worker_batch / seconds
 
     @torch.no_grad()
@@ -330,6 +312,11 @@ class _Bench:
 
     def _training(self, recipe: Recipe) -> Training:
         return Training(self._task, recipe, replace(self._placement, loaders=0), alone=True)
+
+
+def _fitting(seconds: float) -> int:
+    """How often what takes so long is done in a round."""
+    return max(1, round(ROUND_SECONDS / seconds))
 
 
 def _flat(speeds: list[float]) -> bool:

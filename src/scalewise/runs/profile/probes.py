@@ -61,8 +61,7 @@ class Probes:
             self.collectives.install(stack)
             self._recorder.on = True
             stack.callback(setattr, self._recorder, "on", False)
-            self.layers.install()
-            stack.callback(self.layers.remove)
+            self.layers.install(stack)
             for owner, name, label in self._seams():
                 _replace(stack, owner, name, self._recorder.around(label, getattr(owner, name)))
             self._wrap_workers(stack, self._strategy.workers)

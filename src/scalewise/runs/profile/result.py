@@ -328,7 +328,7 @@ def _updating(setting: Setting, phases: dict[str, PhaseRow], share: float) -> Ve
     largest = max(UPDATING, key=lambda name: phases[name].step_seconds)
     bottleneck = f"Summing and updating take {100 * share:.0f} % of the step, most of it in {largest}."
     spreads = setting.processes > 1 and setting.reduce == "ordered" and not setting.shard_optimizer
-    if largest == "optimizer" and spreads and setting.optimizer != "muon":
+    if largest == "optimizer" and spreads and setting.optimizer not in ("muon", "soap"):
         return bottleneck, "Use --shard-optimizer: each process then updates its part, with the same result."
     if largest == "norms":
         return bottleneck, "Use --no-noise, if the noise scale is not needed, or raise --worker-batch."

@@ -14,13 +14,13 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils.hooks import RemovableHandle
 
 Result = TypeVar("Result")
 Clock = Callable[[], float]  # seconds
@@ -200,21 +200,14 @@ class Layers:
         """Nothing is recorded before `install`; of a compiled model only the whole is visible."""
         self._recorder = recorder
         self._names = {model: ""} if compiled else {module: name for name, module in model.named_modules()}
-        self._handles: list[RemovableHandle] = []
         self._pass = _Pass()
 
-    def install(self) -> None:
-        """Record what the modules do from now on."""
+    def install(self, stack: ExitStack) -> None:
+        """Record what the modules do until the stack closes."""
         self._pass = _Pass()
         for module, name in self._names.items():
-            self._handles.append(module.register_forward_pre_hook(self._before(name)))
-            self._handles.append(module.register_forward_hook(self._after, always_call=True))
-
-    def remove(self) -> None:
-        """Stop recording."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+            stack.callback(module.register_forward_pre_hook(self._before(name)).remove)
+            stack.callback(module.register_forward_hook(self._after, always_call=True).remove)
 
     def _before(self, name: str) -> Callable[[nn.Module, Any], None]:
         label = Label("forward", name)

@@ -166,14 +166,6 @@ def _file() -> Path | None:
     return Path(os.environ.get(FOLDER, ".scalewise-elastic")) / f"{job}.pt"
 
 
-def _committed() -> Path | None:
-    """The file of an earlier start of this very job."""
-    store = _file()
-    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    unnamed = os.environ.get("TORCHELASTIC_RUN_ID") == "none"  # torchrun's default: other jobs have it too
-    return store if store is not None and store.is_file() and (restarted or not unnamed) else None
-
-
 def _read(store: Path) -> dict[str, Any]:
     """A committed state: tensors, numbers, text and collections of them; nothing in the file is executed."""
     try:
@@ -195,10 +187,13 @@ def run(function: Callable[P, R]) -> Callable[P, R]:
             raise ValueError("hvd.elastic.run needs hvd.init() first")
         state = arguments[0]
         assert isinstance(state, State), f"the first argument must be a hvd.elastic.State, got a {type(state).__name__}"
-        store = _committed() if rank() == 0 else None
-        if store is not None:
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        has_name = os.environ.get("TORCHELASTIC_RUN_ID") != "none"  # torchrun's default: other jobs have it too
+        store = _file() if rank() == 0 and (restarted or has_name) else None  # of an earlier start of this very job
+        committed = store is not None and store.is_file()
+        if store is not None and committed:
             state.load(_read(store))
-        if broadcast_object(store is not None, root_rank=0):
+        if broadcast_object(committed, root_rank=0):
             state.on_reset()
         state.sync()
         result = function(*arguments, **named)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ import numpy as np
 from scalewise import schedules
 from scalewise.errors import TargetMissed, UsageError
 from scalewise.recipe import Recipe, fitting_rule
+from scalewise.records import finite
 from scalewise.runs.measure.critical.sweep import training_samples
 from scalewise.runs.measure.critical.trials import Branch, Curve, Laboratory, Trial
 from scalewise.runs.request import Notify, check_counts, silent
 from scalewise.stats.critical_batch import CriticalBatch
-from scalewise.stats.interval import mean_interval
+from scalewise.stats.interval import as_json, mean_interval
 from scalewise.tasks.task import Task
 
 TOLERANCE = 0.01  # of a loss of 1 or more, as in the paper, where losses are 2 to 4 nats …
@@ -58,7 +59,7 @@ class Stage:
     def to_json(self) -> dict[str, Any]:
         """As it stands in `stages`."""
         losses = [{"workers": workers, "loss": loss} for workers, loss in self.losses.items()]
-        return asdict(self) | {"losses": losses, "critical": self.critical.to_json(), "tolerance": self.tolerance}
+        return as_json(self) | {"losses": losses, "tolerance": self.tolerance}
 
 
 @dataclass(frozen=True)
@@ -76,24 +77,14 @@ class BranchReport:
         found = [stage.critical for stage in self.stages]
         values = [math.inf if batch.value is None else batch.value for batch in found]
         highs = [math.inf if batch.high is None else batch.high for batch in found]
-        low = float(np.median([batch.low or 0.0 for batch in found]))
-        return CriticalBatch(_finite(np.median(values)), low, _finite(np.median(highs)), "branch")
+        lows = [batch.low or 0.0 for batch in found]
+        value, low, high = finite([float(np.median(ends)) for ends in (values, lows, highs)])
+        return CriticalBatch(value, low, high, "branch")
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `branch`."""
-        return {
-            "critical_batch": self.critical.to_json(),
-            "worker_batch": self.worker_batch,
-            "branch_samples": self.branch_samples,
-            "seeds": self.seeds,
-            "tolerance": TOLERANCE,
-            "tolerance_share": TOLERANCE_SHARE,
-            "stages": [stage.to_json() for stage in self.stages],
-        }
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+        tolerances = {"tolerance": TOLERANCE, "tolerance_share": TOLERANCE_SHARE}
+        return as_json(self) | tolerances | {"critical_batch": self.critical.to_json()}
 
 
 def branch(
@@ -101,7 +92,7 @@ def branch(
     recipe: Recipe,
     *,
     folder: Path,
-    seeds: int = SEEDS,
+    seeds: int | None = None,
     jobs: int | None = None,
     notify: Notify = silent,
 ) -> BranchReport:
@@ -109,10 +100,11 @@ def branch(
 
     Arguments:
         folder: stores every run; the same call with the same folder resumes.
-        seeds: single-worker runs, each with its branches; losses are their means.
+        seeds: single-worker runs, each with its branches; losses are their means. By default 3.
         jobs: runs at the same time, by default one per core.
     """
     check_counts(seeds=seeds)
+    seeds = seeds or SEEDS
     plan = Plan.of(single(recipe), training_samples(task))
     with Laboratory(task, folder, jobs) as laboratory:
         notify(f"{seeds} single-worker run{'' if seeds == 1 else 's'}, checkpoints at {len(STAGES)} points")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from scalewise.runs.measure.critical.trials import Curve, Laboratory, Trial, eva
 from scalewise.runs.measure.memory.steps import has_batch_norm
 from scalewise.runs.request import Notify, check_counts, silent
 from scalewise.stats.critical_batch import CriticalBatch
+from scalewise.stats.interval import as_json
 from scalewise.stats.steps_law import HeldOut, Law, fit_law, held_out_one_by_one
 from scalewise.tasks.task import Task
 
@@ -95,7 +96,7 @@ class Rung:
 class SweepReport:
     """Steps to a validation loss by global batch, the law through them, and how it predicts what it has not seen."""
 
-    target: float
+    target_loss: float
     seeds: int  # at least, at each global batch
     rungs: list[Rung]
     law: Law
@@ -109,14 +110,7 @@ class SweepReport:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `sweep`."""
-        return {
-            "target_loss": self.target,
-            "seeds": self.seeds,
-            "rungs": [rung.to_json() for rung in self.rungs],
-            "law": self.law.to_json(),
-            "held_out": [row.to_json() for row in self.held_out],
-            "notes": self.notes,
-        }
+        return as_json(self)
 
 
 def sweep(
@@ -125,8 +119,8 @@ def sweep(
     *,
     folder: Path,
     target: float | None = None,
-    seeds: int = SEEDS,
-    most_seeds: int = MOST_SEEDS,
+    seeds: int | None = None,
+    most_seeds: int | None = None,
     tuning_seeds: int = TUNING_SEEDS,
     global_batches: Sequence[int] | None = None,
     jobs: int | None = None,
@@ -139,18 +133,20 @@ def sweep(
         folder: stores every trial; the same call with the same folder resumes.
         target: the validation loss; by default where a single worker at its own rate has learned nine tenths of what it
             learns in its epochs.
-        seeds: runs at the chosen rate of each global batch, at least.
-        most_seeds: more are added, up to so many, until the standard error of their median is below 3 %.
+        seeds: runs at the chosen rate of each global batch, at least; by default 5.
+        most_seeds: more are added, up to so many, by default 64, until the standard error of their median is below 3 %.
         tuning_seeds: runs at each of the rates it is chosen from.
         global_batches: which, by default doublings around the worker batch.
         jobs: trials at the same time, by default one per core.
     """
     check_counts(seeds=seeds, tuning_seeds=tuning_seeds)
+    most = most_seeds or max(MOST_SEEDS, seeds or 0)
+    least = seeds or min(SEEDS, most)
     ladder = sorted(set(global_batches or default_ladder(task, recipe)))
     check_ladder(ladder, recipe)
     with Laboratory(task, folder, jobs) as laboratory:
-        climb = _Climb(laboratory, task, constant_rate(recipe), range(tuning_seeds), (seeds, most_seeds), notify)
-        climb.begin(target)
+        climb = _Climb(laboratory, constant_rate(recipe), range(tuning_seeds), least, most, notify)
+        climb.begin(target, training_samples(task))
         for global_batch in ladder:
             if not climb.step_up(global_batch):
                 break
@@ -205,27 +201,22 @@ def check_ladder(ladder: Sequence[int], recipe: Recipe) -> None:
         )
 
 
+@dataclass
 class _Climb:
     """A ladder being climbed: the rungs so far, and what they say of the next one."""
 
-    def __init__(
-        self,
-        laboratory: Laboratory,
-        task: Task,
-        recipe: Recipe,
-        tuning: range,
-        seeds: tuple[int, int],
-        notify: Notify,
-    ) -> None:
-        self._laboratory, self._recipe, self._tuning, self._notify = laboratory, recipe, tuning, notify
-        self._seeds, self._most_seeds = seeds
-        self._steps_per_epoch = training_samples(task) / recipe.worker_batch
-        self._rungs: list[Rung] = []
-        self._notes: list[str] = []
+    _laboratory: Laboratory
+    _recipe: Recipe
+    _tuning: range
+    _seeds: int
+    _most_seeds: int
+    _notify: Notify
+    _rungs: list[Rung] = field(default_factory=list)
+    _notes: list[str] = field(default_factory=list)
 
-    def begin(self, target: float | None) -> None:
+    def begin(self, target: float | None, samples: int) -> None:
         """Train one worker at its own rate, to choose the target or to see how long it takes to a given one."""
-        budget = max(2, round(self._recipe.epochs * self._steps_per_epoch))
+        budget = max(2, round(self._recipe.epochs * (samples / self._recipe.worker_batch)))
         name = "reference" if target is None else f"reference-{target:.6g}"
         recipe = self._recipe.replace(steps=budget, seed=0)
         trial = Trial(name, recipe, evaluation_steps(budget, budget), budget, target)

@@ -31,6 +31,7 @@ from scalewise.engine.processes.pool import InProcess, Pool
 from scalewise.engine.processes.signals import Stop
 from scalewise.engine.store import checkpoint
 from scalewise.errors import Failed, Interrupted, NonFiniteLoss, RunFolderError, ScalewiseError
+from scalewise.plan.assemble import steps_to
 from scalewise.recipe import Recipe
 from scalewise.records import Step, write_atomically
 from scalewise.tasks.load import load_task
@@ -249,15 +250,8 @@ def crossing(points: Sequence[Point], target: float) -> float | None:
     >>> round(crossing([Point(100, 3.0), Point(200, 1.0)], 2.0), 2)  # half way in log step
     141.42
     """
-    before: tuple[float, float] | None = None
-    for position, loss in smoothed(points):
-        if loss <= target:
-            if before is None:
-                return math.exp(position)
-            share = (before[1] - target) / (before[1] - loss)
-            return math.exp(before[0] + share * (position - before[0]))
-        before = position, loss
-    return None
+    found = steps_to(smoothed(points), target, higher_is_better=False)
+    return None if found is None else math.exp(found)
 
 
 @dataclass(frozen=True)
@@ -300,13 +294,14 @@ class Trying:
         return Outcome(trial)
 
 
-class Laboratory:
+class Laboratory(contextlib.ExitStack):
     """A folder of trials, and the processes that do them.
 
     Processes must know where to load the task from: trials of a task without an origin are done here, one by one.
     """
 
     def __init__(self, task: Task, folder: Path, jobs: int | None) -> None:
+        super().__init__()
         self._folder = folder / "trials"
         self._folder.mkdir(parents=True, exist_ok=True)
         size = jobs or slots("auto")
@@ -315,15 +310,11 @@ class Laboratory:
             self._pool = InProcess(Trying(task.origin, self._folder, [task]))
         else:
             self._pool = Pool(size, Trying(task.origin, self._folder))
-        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self._pool)
-        self._stack.enter_context(signals.stopping(self._pool.stop))
+        self.enter_context(self._pool)
+        self.enter_context(signals.stopping(self._pool.stop))
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
 
     def curves(self, trials: Sequence[Trial]) -> list[Curve]:
         """The curves of some trials, in their order: read where they are stored, else trained."""

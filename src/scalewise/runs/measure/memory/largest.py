@@ -25,6 +25,7 @@ from scalewise.engine.placement import Placement, available_cores, check_process
 from scalewise.engine.processes.memory import Free, free_memory
 from scalewise.engine.processes.team import choose_device
 from scalewise.errors import PlacementError, TooLittleMemory
+from scalewise.plan.records import MemoryLine
 from scalewise.recipe import Recipe, resolve
 from scalewise.runs.measure.memory import show_bytes
 from scalewise.runs.measure.memory.steps import Job, Note, Parts
@@ -174,7 +175,7 @@ def _search(
     )
 
 
-def predicted_parts(line: Line, parts: Parts, batch: int) -> tuple[Part, ...]:
+def predicted_parts(line: MemoryLine, parts: Parts, batch: int) -> tuple[Part, ...]:
     """The predicted peak by part; what the others do not explain is workspace."""
     saved = round(parts.saved_per_sample * batch)
     workspace = round(line.peak(batch)) - parts.weights - parts.gradients - parts.optimizer - saved
@@ -212,24 +213,8 @@ def _check_device(device: str) -> None:
 TOLERANCE = 0.03
 
 
-@dataclass(frozen=True)
-class Line:
-    """Bytes above the baseline: fixed + per_sample × samples."""
-
-    fixed: float
-    per_sample: float
-
-    def peak(self, batch: int) -> float:
-        """The peak with `batch` samples."""
-        return self.fixed + self.per_sample * batch
-
-    def largest(self, room: float) -> float:
-        """The samples with which the peak just fits; infinite where they need nothing."""
-        return (room - self.fixed) / self.per_sample if self.per_sample > 0 else float("inf")
-
-
-def fit_line(points: Sequence[Sequence[int]], per_sample: float = 0.0) -> Line:
-    """The line through measured points (samples, bytes) with the least relative errors, squared.
+def fit_line(points: Sequence[Sequence[int]], per_sample: float = 0.0) -> MemoryLine:
+    """Bytes above the baseline: the line through points (samples, bytes) with the least relative errors, squared.
 
     Arguments:
         points: at least one.
@@ -240,20 +225,14 @@ def fit_line(points: Sequence[Sequence[int]], per_sample: float = 0.0) -> Line:
     """
     samples, peaks = np.array(points, float).T
     if len(samples) == 1:
-        return Line(float(peaks[0] - per_sample * samples[0]), per_sample)
+        return MemoryLine(float(peaks[0] - per_sample * samples[0]), per_sample)
     scaled = np.stack([1 / peaks, samples / peaks], axis=1)
     (fixed, slope), *_ = np.linalg.lstsq(scaled, np.ones(len(peaks)), rcond=None)
-    return Line(float(fixed), float(slope)) if slope > 0 else Line(float(peaks.max()), 0.0)
+    return MemoryLine(float(fixed), float(slope)) if slope > 0 else MemoryLine(float(peaks.max()), 0.0)
 
 
-def largest_fitting(
-    start: float,
-    fits: Callable[[int], bool],
-    smallest: int,
-    most: int,
-    tolerance: float = TOLERANCE,
-) -> int:
-    """The largest number of samples that fits, to within the tolerance; 0 when not even the fewest do.
+def largest_fitting(start: float, fits: Callable[[int], bool], smallest: int, most: int) -> int:
+    """The largest number of samples that fits, to within 3 %; 0 when not even the fewest do.
 
     Goes from the start in steps that double until one number fits and another does not, then halves the distance.
 
@@ -262,16 +241,15 @@ def largest_fitting(
         fits: whether this number of samples fits; must not become true again for more.
         smallest: the fewest, and the unit: numbers are multiples of it.
         most: the most samples of interest.
-        tolerance: relative distance at which a number that fits is close enough to one that does not.
 
-    >>> largest_fitting(70, lambda batch: batch <= 1000, smallest=1, most=100_000, tolerance=0.0)
-    1000
+    >>> largest_fitting(70, lambda batch: batch <= 30, smallest=1, most=100_000)
+    30
     """
     limit = max(1, most // smallest)  # counted in units of the smallest
     low, high = 0, limit + 1  # fits (nothing does), does not fit (or is of no interest)
     candidate = int(min(max(start / smallest, 1), limit))
-    stride = max(1, int(tolerance * candidate))
-    while high - low > max(1, tolerance * low):
+    stride = max(1, int(TOLERANCE * candidate))
+    while high - low > max(1, TOLERANCE * low):
         if fits(candidate * smallest):
             low = candidate
         else:

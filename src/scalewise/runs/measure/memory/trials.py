@@ -252,12 +252,6 @@ class OnDevice:
         """Try `batch` samples at once, or trace the growth of the peak; it ended "done" or "out of memory"."""
         _, total = torch.cuda.mem_get_info()
         torch.cuda.set_per_process_memory_fraction(min(1.0, self._job.allowed / total))
-        try:
-            return self._run(batch)
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
-
-    def _run(self, batch: int | None) -> Note:
         _release()
         baseline = torch.cuda.memory_allocated()
         job, note = replace(self._job, batch=batch), Note("done", baseline)
@@ -278,6 +272,8 @@ class OnDevice:
             if not is_out_of_memory(error):
                 raise
             write(ended="out of memory")
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
         return note
 
 
