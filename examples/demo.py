@@ -1,4 +1,7 @@
-"""What `make demo` shows: one worker, then eight workers on one and on two processes, with the same bytes."""
+"""What `make demo` shows: one worker, then eight workers on one and on two processes, with the same bytes.
+
+python examples/demo.py [flags of scalewise train]
+"""
 
 import json
 import subprocess
@@ -18,8 +21,9 @@ def train(title: str, *flags: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    eight = ["--workers", "8", "--worker-batch", "32", "--seed", "0"]
-    single = train("one worker", "--seed", "0")
+    same_for_all = ["--seed", "0", *sys.argv[1:]]
+    eight = ["--workers", "8", "--worker-batch", "32", *same_for_all]
+    single = train("one worker", *same_for_all)
     rehearsed = train("eight workers, rehearsed on one process", *eight, "--processes", "1")
     real = train("eight workers, on two processes", *eight, "--processes", "2")
     print()

@@ -7,9 +7,9 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,23 @@ torch.set_num_threads(1)
 
 
 LONGEST_FILES = (  # by what they took on 2 cores; begun first, so that none of them is left when all others are done
-    "test_docs.py", "test_cli.py", "test_labs.py", "test_parallel.py", "test_measure_memory.py", "test_exactness.py",
-    "test_faults.py", "test_resume.py", "test_parity.py", "test_compare.py", "test_bench.py", "test_horovod.py",
+    "test_labs.py", "test_docs.py", "test_cli.py", "test_horovod.py", "test_measure.py", "test_exactness.py",
+    "test_parallel.py", "test_machines.py", "test_faults.py", "test_measure_memory.py", "test_compare.py",
+    "test_examples.py", "test_structure.py", "test_sweep.py", "test_plan.py", "test_auto.py", "test_resume.py",
+    "test_images.py", "test_bench.py", "test_noise.py", "test_parity.py", "test_watch.py", "test_doctor.py",
 )  # fmt: skip
-HEAVY_FILES = ("test_adapters.py", "test_labs.py", "test_report_browser.py", "test_trackers.py")  # make test-all
+HEAVY_FILES = (  # make test-all
+    *(f"tests/test_{name}.py" for name in ("adapters", "labs", "report_browser", "trackers")),
+    *(f"src/scalewise/adapters/{name}.py" for name in ("accelerate", "keras", "lightning", "transformers")),
+    "src/scalewise/horovod/keras",
+)
+collect_ignore = ["jobs"]  # programs that tests start
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Heavy components are not even imported where nothing needs them: that takes 7 s in each of three processes."""
+    if config.option.markexpr == "not heavy":
+        config.option.ignore = [*(config.option.ignore or ()), *(config.rootpath / name for name in HEAVY_FILES)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
     for item in items:
-        if item.path.name in HEAVY_FILES:
+        if item.path.relative_to(item.config.rootpath).as_posix() in HEAVY_FILES:
             item.add_marker(pytest.mark.heavy)
 
 
@@ -77,22 +90,33 @@ def data() -> Path:
     return real_data()
 
 
+forking = functools.cache(Forks)  # one process that has imported torch, from which commands are forked
+
+
+def pytest_sessionfinish() -> None:
+    if forking.cache_info().currsize:
+        forking().close()
+
+
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
+def forks() -> Forks:
     """One process that has imported torch, from which commands are forked."""
-    process = Forks()
-    yield process
-    process.close()
+    return forking()
+
+
+def forked(program: str, folder: Path, *arguments: object, timeout: float = 240) -> Outcome:
+    """Run a program of forked.py to its end in a process of its own."""
+    with tempfile.TemporaryDirectory() as files:
+        code = forking().run([*map(str, arguments)], folder, environment(), Path(files), timeout, program)
+        return Outcome(code, *((Path(files) / name).read_text() for name in ("stdout", "stderr")))
 
 
 @pytest.fixture
-def scalewise(tmp_path: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
+def scalewise(tmp_path: Path) -> Callable[..., Outcome]:
     """Run `scalewise …` in a process of its own in an empty folder."""
 
     def run(*arguments: object, cwd: Path = tmp_path) -> Outcome:
-        files = tmp_path_factory.mktemp("said")
-        code = forks.run([*map(str, arguments)], cwd, environment(), files, timeout=240)
-        return Outcome(code, *((files / name).read_text() for name in ("stdout", "stderr")))
+        return forked("scalewise", cwd, *arguments)
 
     return run
 
@@ -121,22 +145,21 @@ ABORTED_AT_EXIT = "terminate called without an active exception"  # torch 2.13 w
 
 def launched(folder: Path, processes: int, *arguments: object, restarts: int = 0) -> Outcome:
     """Run a script or module of the tests in several processes; once more if torch aborted when it had ended."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return _run_again_if_aborted([*launcher, "--max-restarts", str(restarts), *map(str, arguments)], folder)
+    flags = ["--standalone", "--nproc-per-node", processes, "--max-restarts", restarts]
+    return _run_again_if_aborted("torchrun", folder, *flags, *arguments)
 
 
 def together(folder: Path, processes: int, *arguments: object) -> Outcome:
     """As `launched`, for scripts to which it does not matter who started them: faster."""
-    starter = Path(__file__).with_name("together.py")
-    return _run_again_if_aborted([sys.executable, str(starter), str(processes), *map(str, arguments)], folder)
+    return _run_again_if_aborted("together", folder, processes, *arguments)
 
 
-def _run_again_if_aborted(command: list[str], folder: Path) -> Outcome:
+def _run_again_if_aborted(program: str, folder: Path, *arguments: object) -> Outcome:
     for _ in range(3):
-        done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=600)
-        if done.returncode == 0 or ABORTED_AT_EXIT not in done.stderr:
+        done = forked(program, folder, *arguments, timeout=280)
+        if done.code == 0 or ABORTED_AT_EXIT not in done.stderr:
             break
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return done
 
 
 @pytest.fixture

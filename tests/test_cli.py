@@ -120,6 +120,8 @@ def test_patience_restores_the_best_weights(scalewise):
         (["train", "chars", "--label-smoothing", "0.1"], ["label_smoothing"]),
         (["train", "digits", "--shard-optimizer", "--reduce", "server"], ["--shard-optimizer", "ordered"]),
         (["train", "digits", "--optimizer", "muon", "--shard-optimizer"], ["muon", "drop --shard-optimizer"]),
+        (["train", "digits", "--optimizer", "soap", "--shard-optimizer"], ["soap", "drop --shard-optimizer"]),
+        (["train", "digits", "--optimizer", "schedule-free", "--beta1", "0"], ["beta1 above 0, got 0", "--beta1 0.9"]),
         (["train", "digits", "--device", "cuda"], ["cuda", "not available"]),
         (["train", "digits", "--data", "somewhere"], ["takes no --data", "bn, dropout"]),
         (["train", "digits", "--loaders", "-1"], ["loaders must be at least 0", "got -1"]),
@@ -438,7 +440,8 @@ def test_compiling_without_a_compiler_falls_back_with_a_notice(tmp_path):
     assert "compile = False" in done.stderr
 
 
-def test_compile_gives_one_hash_too(scalewise):
+def test_compile_gives_one_hash_too(scalewise, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of compiling processes that import torch
     flags = ["train", "mlp", "--workers", 2, "--steps", 2, "--compile", "--json", "--quiet"]
     found = {scalewise(*flags, "--processes", processes).json["weights_sha256"] for processes in (1, 2)}
     assert len(found) == 1

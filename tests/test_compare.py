@@ -22,7 +22,7 @@ from scalewise.runs.compare.compare import BegunComparison
 from scalewise.runs.compare.jobs import Job, Outcome, Setup
 from scalewise.runs.compare.rows import Line, RowPlan
 from scalewise.runs.compare.trainings import facts, perform
-from scalewise.runs.request import load_request
+from scalewise.runs.request import check_unchanged, load_request
 from test_resume import kill_tree, start, wait_for
 
 ROW_KEYS = {
@@ -79,7 +79,7 @@ def test_the_json_is_the_contract_and_more_seeds_are_added_on_resume(scalewise, 
     stored = load_request(tmp_path / "table", BegunComparison, "comparison")
     assert (stored.seeds, stored.rows) == (2, "single,naive")
     with pytest.raises(RunFolderError, match=r"begun with given=.'epochs': 1.0., got .'lr': 0.5."):
-        dataclasses.replace(stored, given={"lr": 0.5}).resumed_from(stored, tmp_path, {})
+        check_unchanged(tmp_path, stored, dataclasses.replace(stored, given={"lr": 0.5}))
 
 
 def test_another_optimizer_has_the_rate_that_train_gives_it(scalewise):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -12,11 +13,10 @@ from scalewise.present import terminal
 from scalewise.present.stored import Stored, parsed
 from scalewise.present.stories.compare import comparison_story, rows_table
 from scalewise.recipe import Recipe
-from scalewise.runs.compare.comparison import Comparison, Remaining, grid, trials, tuned
+from scalewise.runs.compare.comparison import Comparison, Metric, Remaining, curves, error_curve, grid, tuned
 from scalewise.runs.compare.jobs import Failure, Job, Outcome, Progress
 from scalewise.runs.compare.rows import ROWS, Facts, Line, NothingToChange, RowPlan, chosen_rows, chosen_workers, lines
-from scalewise.runs.compare.table import Metric, curves, document, error_curve, rows
-from scalewise.stats.seeds import paired_difference, spread
+from scalewise.stats.interval import paired_difference, spread
 from test_views import rendered
 
 ACCURACY = Metric("accuracy", True)
@@ -97,6 +97,29 @@ def test_rows_build_on_one_another():
 def test_auto_starts_from_the_task_as_it_is():
     plan = ROWS["auto"](facts(), 8)
     assert (plan.mode, plan.settings, plan.recipe) == ("auto", (), facts().base.replace(workers=8))
+
+
+def test_muon_takes_the_samples_of_single():
+    plan = ROWS["muon"](facts(), 8)
+    recipe = plan.recipe
+    assert (recipe.optimizer, recipe.schedule, recipe.epochs, recipe.lr_rule) == ("muon", "cosine", 10.0, "none")
+    assert recipe.warmup_epochs == pytest.approx(1.0, rel=0.05)
+    assert recipe.total_steps(1000) == round(facts().base.total_steps(1000) / 8)
+    assert plan.what == f"Muon with warm-up and a cosine, learning rate {recipe.lr:g}"
+
+
+def test_a_tuned_recipe_is_a_row_at_its_own_number_of_workers():
+    with pytest.raises(RecipeError, match="row tuned: no recipe was given; add --tuned FILE"):
+        lines(["single", "tuned"], [8], facts(), asked=True)
+    found = facts().base.replace(workers=8, optimizer="muon", lr=0.05, steps=12)
+    known = dataclasses.replace(facts(threads=2), tuned=found)
+    rows_found, skipped = lines(["naive", "tuned"], [4, 8], known, asked=False)
+    assert [line.key for line in rows_found] == [("naive", 4), ("naive", 8), ("tuned", 8)]
+    assert rows_found[-1].plan.recipe == found.replace(threads=2)
+    assert not skipped
+    _, skipped = lines(["naive", "tuned"], [4], known, asked=False)
+    assert [(row.name, row.reason) for row in skipped] == [("tuned", "its recipe is for 8 workers")]
+    assert chosen_rows(None, several=True, has_tuned=True) == ["naive", "auto", "tuned"]
 
 
 def test_rows_and_workers_are_taken_in_order():
@@ -194,6 +217,10 @@ def outcomes(line: Line, values: list[float | None], metric: str = "accuracy", *
     return found
 
 
+def compared(found: list[Line], ended: dict, metric: Metric) -> Comparison:
+    return Comparison(found, [], metric, seeds=5, outcomes=ended)
+
+
 def table(metric: Metric = ACCURACY, **values: list[float | None]) -> tuple[list[Line], dict]:
     found, _ = lines([name.replace("_", "-") for name in values], [8], facts(), asked=True)
     ended = {line.key: outcomes(line, values[line.name.replace("-", "_")], metric.name) for line in found}
@@ -204,7 +231,7 @@ def test_rows_are_compared_with_single_and_failures_left_out():
     found, ended = table(
         single=[0.97, 0.98, 0.975], naive=[0.91, 0.90, 0.92], lr_scaled=[0.97, None, 0.98], warm_up=[None, None, None]
     )
-    single, naive, scaled, warm = rows(found, ended, ACCURACY)
+    single, naive, scaled, warm = compared(found, ended, ACCURACY).rows()
     assert (single.difference, single.beats_noise) == (None, None)
     assert naive.beats_noise is True
     assert naive.difference is not None
@@ -212,7 +239,7 @@ def test_rows_are_compared_with_single_and_failures_left_out():
     assert (scaled.seeds, scaled.failed[0][0], scaled.diverged) == ([0, 2], 1, False)
     assert scaled.test.values == [0.97, 0.98]
     assert (warm.diverged, warm.test.mean, warm.steps, warm.beats_noise) == (True, None, None, None)
-    json = document(found, [], ended, ACCURACY, None)
+    json = compared(found, ended, ACCURACY).document()
     assert json["rows"][3]["test"] == {"mean": None, "std": None, "values": []}
     assert json["rows"][3]["failed"][2] == {"seed": 2, "reason": "the loss must stay finite, got nan at step 3"}
     assert "curve" not in json
@@ -220,9 +247,9 @@ def test_rows_are_compared_with_single_and_failures_left_out():
 
 def test_without_single_or_with_one_seed_nothing_is_said_on_noise():
     found, ended = table(naive=[0.91, 0.90], auto=[0.98, 0.97])
-    assert [row.beats_noise for row in rows(found, ended, ACCURACY)] == [None, None]
+    assert [row.beats_noise for row in compared(found, ended, ACCURACY).rows()] == [None, None]
     found, ended = table(single=[0.98], naive=[0.90])
-    assert [row.beats_noise for row in rows(found, ended, ACCURACY)] == [None, None]
+    assert [row.beats_noise for row in compared(found, ended, ACCURACY).rows()] == [None, None]
 
 
 def test_curves_are_means_over_seeds_that_have_a_result():
@@ -235,11 +262,15 @@ def test_curves_are_means_over_seeds_that_have_a_result():
 def test_error_against_global_batch():
     found, _ = lines(["naive"], [1, 2], facts(), asked=True)
     ended = {line.key: outcomes(line, [0.9, 0.8]) for line in found}
-    points = error_curve(rows(found, ended, ACCURACY), ACCURACY)["naive"]
-    assert [(point.workers, point.global_batch) for point in points] == [(1, 64), (2, 128)]
-    assert points[0].error == pytest.approx(0.15)
-    assert [row.difference is None for row in rows(found, ended, ACCURACY)] == [True, False]  # naive with 1 is single
-    assert document(found, [], ended, ACCURACY, None)["curve"][0]["points"][1]["global_batch"] == 128
+    ((name, points),) = (row.values() for row in error_curve(compared(found, ended, ACCURACY).rows(), ACCURACY))
+    assert name == "naive"
+    assert [(point["workers"], point["global_batch"]) for point in points] == [(1, 64), (2, 128)]
+    assert points[0]["error"] == pytest.approx(0.15)
+    assert [row.difference is None for row in compared(found, ended, ACCURACY).rows()] == [
+        True,
+        False,
+    ]  # naive with 1 is single
+    assert compared(found, ended, ACCURACY).document()["curve"][0]["points"][1]["global_batch"] == 128
 
 
 def test_the_grid_of_learning_rates():
@@ -247,7 +278,7 @@ def test_the_grid_of_learning_rates():
     assert grid(2) == pytest.approx([1.0, 3.1623], rel=1e-4)
     assert grid(5) == pytest.approx([0.1, 0.31623, 1.0, 3.1623, 10.0], rel=1e-4)
     line = lines(["naive"], [8], facts(), asked=True)[0][0]
-    assert [job.name for job in trials([line], 3)] == [
+    assert [job.name for job in Comparison([line], [], ACCURACY, seeds=5, budget=3).trial_jobs()] == [
         "tune-naive-8w-x0.316",
         "tune-naive-8w-x1",
         "tune-naive-8w-x3.16",
@@ -313,7 +344,7 @@ def test_the_time_that_is_left():
 
 def story(found: list[Line], ended: dict, metric: Metric = ACCURACY, seeds: int = 3):
     content = {"task": "digits", "workers": [8], "seeds": [*range(seeds)], "jobs": 2, "seconds": 75.0}
-    return comparison_story(parsed(json.dumps(content | document(found, [], ended, metric, None)).encode()))
+    return comparison_story(parsed(json.dumps(content | compared(found, ended, metric).document()).encode()))
 
 
 def sample() -> tuple[list[Line], dict]:
@@ -331,7 +362,7 @@ def test_the_story_at_a_fixed_width():
 
 def test_the_live_table_counts_the_seeds_that_have_ended():
     found, ended = sample()
-    stored = [Stored(row.to_json()) for row in rows(found, ended, ACCURACY)]
+    stored = [Stored(row.to_json()) for row in compared(found, ended, ACCURACY).rows()]
     live = rows_table(stored, "accuracy", several=False, higher=True, seeds=5)
     assert [line.split()[-1] for line in rendered(terminal.table_view(live, 100), 100).splitlines()[2:]] == ["3/5"] * 4
 

@@ -130,19 +130,19 @@ class Site:
             self.said.add(tuple(arguments))
 
     def scalewise(self, arguments: list[str], place: Path) -> tuple[int, str]:
-        files = self.folder / "said"
-        files.mkdir(exist_ok=True)
-        code = self.forks.run(arguments, place, outside(), files, timeout=270)
-        return code, (files / "stderr").read_text()
+        return self.forked("scalewise", arguments, place)
 
     def python(self, arguments: list[str], place: Path) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=place, env=outside(), capture_output=True, text=True, timeout=270
-        )
-        return done.returncode, done.stderr
+        return self.forked("script", arguments, place)
 
     def torchrun(self, arguments: list[str], place: Path) -> tuple[int, str]:
-        return self.python(["-m", "torch.distributed.run", "--standalone", *arguments], place)
+        return self.forked("torchrun", ["--standalone", *arguments], place)
+
+    def forked(self, program: str, arguments: list[str], place: Path) -> tuple[int, str]:
+        files = self.folder / "said"
+        files.mkdir(exist_ok=True)
+        code = self.forks.run(arguments, place, outside(), files, timeout=270, program=program)
+        return code, (files / "stderr").read_text()
 
 
 RUNNERS = {

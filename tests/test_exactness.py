@@ -50,7 +50,8 @@ def test_every_recipe_on_three_processes(tmp_path, known):
 @pytest.mark.parametrize(
     ("processes", "names"),
     [
-        (2, ["ghost batch norm", "batch norm over all workers", "growth", "adascale", "lars", "lamb", "muon"]),
+        (2, ["ghost batch norm", "batch norm over all workers", "growth", "adascale", "lars", "lamb", "muon", "soap"]),
+        (2, ["schedule-free", "schedule-free, early stopping"]),
         (8, ["batch norm", "several buckets, micro batches"]),
     ],
 )

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import environment
+from conftest import forked
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SHORT = ["simple_task.py", "step_task.py", "noise_scale.py", "noise_own_loop.py", "watch_ddp.py"]
 
 
-def run(path: Path, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, path], cwd=cwd, env=environment(), capture_output=True, text=True, check=False, timeout=180
-    )
-    assert done.returncode == 0, done.stderr
+def run(path: Path, cwd: Path, *arguments: str) -> str:
+    done = forked("script", cwd, path, *arguments)
+    assert done.code == 0, done.stderr
     return done.stdout
 
 
@@ -48,7 +44,7 @@ def test_noise_in_ddp(torchrun):
 
 
 def test_demo(tmp_path):
-    assert "the same, byte for byte" in run(EXAMPLES / "demo.py", tmp_path)
+    assert "the same, byte for byte" in run(EXAMPLES / "demo.py", tmp_path, "--epochs", "2")
     assert not list(tmp_path.iterdir())
 
 

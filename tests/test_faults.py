@@ -20,11 +20,11 @@ import pytest
 from torch.distributed import HashStore
 
 import scalewise as sw
-from conftest import environment
+from conftest import environment, forked, forking
 from scalewise import records
 from scalewise.engine.loop import Training
 from scalewise.engine.processes import heartbeat, last_words
-from scalewise.engine.processes.rendezvous import fresh_store
+from scalewise.engine.processes.team import fresh_store
 from scalewise.engine.store import checkpoint
 from scalewise.errors import Failed, LostContact, ProcessFailed
 from scalewise.runs.bench.common import hosts, reason_unavailable
@@ -56,10 +56,7 @@ class Job:
         (folder / "tmp").mkdir()
         self.folder = folder
         variables = environment() | {"TMPDIR": str(folder / "tmp")}
-        command = [sys.executable, "-m", "scalewise", *arguments]
-        self.process = subprocess.Popen(
-            command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        self.process = forking().start([*arguments], folder, variables)
 
     def heartbeats(self) -> dict[int, heartbeat.Heartbeat]:
         folders = [*(self.folder / "tmp").glob("scalewise-*")]
@@ -87,9 +84,8 @@ def timeless(run: Path) -> list[dict]:
 def undisturbed(tmp_path_factory) -> tuple[str, list[dict]]:
     """The weights and the records of a run on one process."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    command = [sys.executable, "-m", "scalewise", *TASK, "--processes", "1", "--out", "run", "--quiet"]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)["weights_sha256"], timeless(folder / "run")
+    done = forked("scalewise", folder, *TASK, "--processes", 1, "--out", "run", "--quiet")
+    return done.json["weights_sha256"], timeless(folder / "run")
 
 
 DYING = """

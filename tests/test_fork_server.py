@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -68,7 +69,9 @@ def test_it_can_be_killed_and_waited_for(fork_server):
 def test_without_a_fork_server_processes_are_started_as_ever(fork_server):
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-    spare = next(child for child in psutil.Process().children() if child.name() == NAME)
+    while not (spares := [child for child in psutil.Process().children() if child.name() == NAME]):
+        time.sleep(0.01)  # until it has named itself
+    (spare,) = spares
     spare.kill()
     spare.wait(timeout=60)
     assert fork_server.start(command("say", 0), environment(), None, None) is None

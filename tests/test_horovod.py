@@ -81,6 +81,7 @@ def test_a_torch_program_in_horovods_style(torchrun, tmp_path, scalewise):
     assert scalewise("doctor", tmp_path / "watch", "--json").json["findings"] == []
 
 
+@pytest.mark.heavy
 def test_the_lectures_program_on_keras(torchrun, tmp_path, scalewise):
     outcome = torchrun(2, EXAMPLES / "horovod_keras.py", "watch")
     assert outcome.code == 0, outcome.stderr
@@ -91,6 +92,7 @@ def test_the_lectures_program_on_keras(torchrun, tmp_path, scalewise):
     assert not [one["cause"] for one in found if one["cause"] in ("same-data", "replicas-drifted", "non-finite")]
 
 
+@pytest.mark.heavy
 def test_keras_on_two_processes(tmp_path):
     outcome = together(tmp_path, 2, JOBS / "horovod_keras.py")
     assert outcome.code == 0, outcome.stderr

@@ -22,8 +22,7 @@ from scalewise import records
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
 from scalewise.engine.store import checkpoint
-from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, make_folder, newest
-from scalewise.engine.store.lock import holding
+from scalewise.engine.store.folder import RunFolder, RunRecipe, begin, holding, make_folder, newest
 from scalewise.engine.store.shards import verified_index
 from scalewise.engine.sums import replicas
 from scalewise.errors import CheckpointError, DamagedCheckpoint, ReplicasDiffer, RunFolderError
@@ -319,7 +318,7 @@ def test_a_damaged_model_is_not_used(good, tmp_path, scalewise_here):
 HOLD = """
 import sys, time
 from pathlib import Path
-from scalewise.engine.store.lock import holding
+from scalewise.engine.store.folder import holding
 with holding(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -244,7 +244,7 @@ def report():
     lines = []
     task = sw.load_task("mlp")
     recipe = task.recipe.replace(workers=8, lr_rule="sqrt", threads=1)
-    return measure_noise(task, recipe, steps=120, layers=True, device="cpu", notify=lines.append), lines
+    return measure_noise(task, recipe.replace(steps=120), layers=True, device="cpu", notify=lines.append), lines
 
 
 def test_the_report_has_an_average_and_stages(report):
@@ -298,7 +298,7 @@ def test_the_report_as_json(report):
 
 def test_the_report_is_the_same_again():
     task = sw.load_task("linear")
-    first, second = (measure_noise(task, task.recipe.replace(threads=1), steps=8, device="cpu") for _ in range(2))
+    first, second = (measure_noise(task, task.recipe.replace(threads=1, steps=8), device="cpu") for _ in range(2))
     assert first == second
     assert first.preconditioned is None
     assert first.used is first.estimate
@@ -307,7 +307,7 @@ def test_the_report_is_the_same_again():
 
 def test_batch_norm_is_measured_in_groups_of_the_recipe():
     task = sw.load_task("digits", ["bn=true"])
-    found = measure_noise(task, task.recipe.replace(threads=1), steps=2, device="cpu")
+    found = measure_noise(task, task.recipe.replace(threads=1, steps=2), device="cpu")
     assert found.group_samples == task.recipe.worker_batch
     assert [stage.name for stage in found.stages] == ["start", "end"]
 
@@ -365,7 +365,7 @@ def test_what_is_not_enough_is_told_in_samples_not_in_steps_of_the_training(monk
 def test_too_few_samples_are_refused():
     task = sw.load_task("digits", ["bn=true"])
     with pytest.raises(TaskError, match="at least 4 groups of samples, got 1437 training samples in groups of 512"):
-        measure_noise(task, task.recipe.replace(worker_batch=512, threads=1), steps=2, device="cpu")
+        measure_noise(task, task.recipe.replace(worker_batch=512, threads=1, steps=2), device="cpu")
 
 
 def test_a_scalar_parameter_has_noise_too():

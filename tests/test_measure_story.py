@@ -211,7 +211,8 @@ def checked(direct: CriticalBatch, value: float = 159.0) -> Measurement:
     stage = Stage("start", 10, 1280, 0.1, {1: 0.5, 8: 0.5}, 8, direct)
     report = BranchReport(32, 4096, 3, [stage])
     if direct.method == "sweep":
-        law = dataclasses.replace(fit_law([(8, 100.0), (16, 80.0), (32, 40.0)]), critical=direct)
+        law = fit_law([(8, 100.0), (16, 80.0), (32, 40.0)])
+        law.critical, law.at_level = direct, lambda level: direct
         report = SweepReport(0.5, 1, [], law, [], [])
     recipe = Recipe(workers=8, worker_batch=32)
     return Measurement("digits", recipe, noise=noise(estimate), verified=report)

@@ -473,7 +473,7 @@ class Scaled(torch.optim.Optimizer):
             self.state[parameter]["moment"] = torch.zeros_like(parameter)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adamax, torch.optim.SparseAdam, sw.optim.Muon])
+@pytest.mark.parametrize("kind", [torch.optim.Adamax, torch.optim.SparseAdam, sw.optim.Muon, sw.optim.SOAP])
 def test_optimizers_without_second_moments_are_refused(kind):
     model = small_model()
     with pytest.raises(UsageError, match=f"an exp_avg_sq\\), got a {kind.__name__}; leave optimizer= out"):
@@ -493,7 +493,8 @@ def test_someones_own_optimizer_is_refused_as_soon_as_its_state_is_seen():
 
 
 @pytest.mark.parametrize(
-    "kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, sw.optim.LAMB]
+    "kind",
+    [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, sw.optim.LAMB, sw.optim.ScheduleFree],
 )
 def test_optimizers_with_second_moments_are_measured(kind):
     model, scale = small_model(), sw.NoiseScale()

@@ -177,7 +177,7 @@ def test_stages_are_cut_by_cost_and_make_the_model():
     model = nn.Sequential(nn.Flatten(), *_linears(8, 8, 8, 64, 64))
     x = torch.randn(4, 2, 4)
     stages, flows = split(model, x, 2)
-    assert [sum(1 for layer in stage.layers if isinstance(layer, nn.Linear)) for stage in stages] == [3, 1]
+    assert [sum(1 for layer in stage if isinstance(layer, nn.Linear)) for stage in stages] == [3, 1]
     assert torch.equal(stages[1](stages[0](x)), model(x))
     assert [flow.shape for flow in flows] == [(4, 2, 4), (4, 64), (4, 64)]
     assert balanced([3.0, 1.0, 1.0, 1.0], 2) == [(0, 1), (1, 4)]
@@ -232,6 +232,7 @@ def test_which_matrices_are_split():
         (["--parallel", "pipeline", "--reduce", "server"], "--reduce server needs --parallel data"),
         (["--parallel", "fsdp", "--workers", "3", "--processes", "2"], "as many workers on every process"),
         (["--parallel", "fsdp", "--optimizer", "muon"], "muon needs whole matrices"),
+        (["--parallel", "fsdp", "--optimizer", "soap"], "soap needs whole matrices"),
         (["--parallel", "tensor", "--optimizer", "lamb"], "lamb needs norms of whole matrices"),
         (["--parallel", "pipeline", "--set", "bn=true", "--batch-norm", "sync"], "--batch-norm sync needs the whole"),
         (["--parallel", "fsdp", "--layout", "channels_last"], "use --layout contiguous"),

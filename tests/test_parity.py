@@ -55,6 +55,8 @@ def test_one_worker_is_a_plain_loop_bit_for_bit(optimizer, batch, layout):
     ("optimizer", "lr", "exact"),
     [
         ("muon", 0.005, True),
+        ("soap", 0.003, True),
+        ("schedule-free", 0.01, True),
         # norms are summed in chunks of the flat vector there, in chunks of the tensor here
         ("lars", 0.5, False),
         ("lamb", 0.01, False),

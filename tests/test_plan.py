@@ -456,7 +456,7 @@ def test_the_command_plans_from_records(scalewise_here, recorded):
     assert all(row.items() <= shown.items() for row, shown in zip(again, found["rows"], strict=True))
     assert found["inputs"]["bytes_per_second"] == 1e9
     assert found["recommended"] in found["rows"]
-    assert found["command"] == f"scalewise train digits --workers {found['recommended']['workers']}"
+    assert found["command"] == f"scalewise train digits --workers {found['recommended']['workers']} --search 0"
     assert json.loads(Path("out/plan.json").read_text()) == found
     screen = " ".join(done.stderr.split())
     assert "the fastest with at least half of one worker's efficiency" in screen

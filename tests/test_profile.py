@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -231,7 +232,7 @@ def test_of_a_compiled_model_the_whole_is_seen():
     """Hooks within it would be compiled, too; this one stands in for it, as the compiler takes its time."""
     model, recorder = nn.Sequential(nn.Linear(2, 2), nn.Tanh()), Recorder()
     layers = Layers(model, recorder, compiled=True)
-    layers.install()
+    layers.install(ExitStack())
     loss = model(torch.zeros(1, 2)).sum()
     assert not model[0]._forward_hooks
     assert [span.label for span in spans(recorder.take()[0].events)] == [Label("forward", "")]

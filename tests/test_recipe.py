@@ -108,6 +108,8 @@ def test_what_may_change_on_resume():
     ("given", "lr"),
     [
         ({"optimizer": "lamb"}, 0.01),
+        ({"optimizer": "soap"}, 0.003),
+        ({"optimizer": "schedule-free"}, 0.005),
         ({"optimizer": "lamb", "lr": 0.5}, 0.5),
         ({"optimizer": "nesterov"}, 0.05),
         ({"optimizer": "sgd"}, 0.5),

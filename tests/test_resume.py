@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +12,8 @@ import psutil
 import pytest
 
 import scalewise as sw
-from conftest import environment
+from conftest import environment, forked, forking
+from forked import Started
 from scalewise import records
 
 BUDGET = ["--epochs", "4"]
@@ -25,14 +23,11 @@ FLAGS = [*RECIPE, *BUDGET, "--warmup-epochs", "0.4"]
 TASK = ["train", "digits", "--set", "bn=true", "--set", "dropout=0.2"]
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "scalewise", *arguments]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def start(folder: Path, *arguments: str) -> Started:
+    return forking().start([*arguments], folder, environment())
 
 
-def wait_for(condition, process: subprocess.Popen, seconds: float = 240) -> None:
+def wait_for(condition, process: Started, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[1]
@@ -40,7 +35,7 @@ def wait_for(condition, process: subprocess.Popen, seconds: float = 240) -> None
         time.sleep(0.002)
 
 
-def kill_tree(process: subprocess.Popen) -> None:
+def kill_tree(process: Started) -> None:
     family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
     for member in family:
         os.kill(member.pid, signal.SIGKILL)
@@ -51,21 +46,8 @@ def kill_tree(process: subprocess.Popen) -> None:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("undisturbed")
-    command = [
-        sys.executable,
-        "-m",
-        "scalewise",
-        *TASK,
-        *FLAGS,
-        "--processes",
-        "1",
-        "--out",
-        "run",
-        "--json",
-        "--quiet",
-    ]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=True)
-    return json.loads(done.stdout) | {"records": list(records.read(folder / "run" / "metrics.jsonl"))}
+    done = forked("scalewise", folder, *TASK, *FLAGS, "--processes", 1, "--out", "run", "--json", "--quiet")
+    return done.json | {"records": list(records.read(folder / "run" / "metrics.jsonl"))}
 
 
 @pytest.mark.parametrize(("before", "after", "extra"), [(1, 3, []), (3, 2, ["--shard-optimizer"])])
@@ -145,6 +127,8 @@ def test_a_finished_run_goes_on_with_more_epochs(scalewise, undisturbed):
         ("lars", 0.5, ["--processes", 1], ["--processes", 2, "--shard-optimizer"]),
         ("lamb", 0.01, ["--processes", 3, "--shard-optimizer"], ["--processes", 2, "--reduce", "server"]),
         ("muon", 0.005, ["--processes", 2], ["--processes", 1]),
+        ("soap", 0.005, ["--processes", 3], ["--processes", 2, "--reduce", "server"]),
+        ("schedule-free", 0.01, ["--processes", 3, "--shard-optimizer"], ["--processes", 2, "--reduce", "server"]),
     ],
 )
 def test_optimizers_of_whole_layers_go_on_elsewhere(scalewise, optimizer, lr, before, after):
@@ -155,6 +139,7 @@ def test_optimizers_of_whole_layers_go_on_elsewhere(scalewise, optimizer, lr, be
     recipe = sw.Recipe(**fields, steps=12, threads=1)
     *_, expected = sw.train(sw.load_task("digits"), recipe, sw.Placement(device="cpu"))
     assert found["weights_sha256"] == expected.weights_sha256
+    assert found["test"] == expected.test
 
 
 def test_old_checkpoints_go_and_the_best_stays(scalewise, tmp_path):

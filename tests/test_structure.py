@@ -34,6 +34,7 @@ TOP_LEVEL = {"__init__", "__main__", "labs"}  # the notebooks use the package as
 COMMANDS = (
     "train",
     "compare",
+    "tune",
     "measure",
     "plan",
     "forecast",
@@ -141,7 +142,7 @@ def test_a_question_is_a_function_with_the_names_of_the_flags(name):
     assert set(flags) - drawn <= set(inspect.signature(asked).parameters)
 
 
-@pytest.mark.parametrize("name", ["compare", "forecast", "measure", "plan"])
+@pytest.mark.parametrize("name", ["compare", "forecast", "measure", "plan", "tune"])
 def test_a_public_question_has_the_names_of_the_flags(name):
     flags = inspect.signature(getattr(importlib.import_module(f"scalewise.cli.{name}"), name)).parameters
     assert set(flags) - {"task", "json", "quiet", "flags"} <= set(
@@ -153,7 +154,7 @@ def test_public_names():
     assert sorted(scalewise.__all__) == [
         "Epoch", "Loss", "NoiseScale", "Placement", "Recipe", "Result", "ScalewiseError", "Step", "Task",
         "accuracy", "adapters", "augment", "compare", "fit", "forecast", "load_task", "measure", "nn", "optim", "plan",
-        "train", "watch",
+        "train", "tune", "watch",
     ]  # fmt: skip
     for name in scalewise.__all__:
         assert getattr(scalewise, name) is not None
@@ -269,7 +270,8 @@ def test_the_process_group_is_gone_when_the_job_is_left():
 STARTED = """
 import sys
 import scalewise as sw
-[*sw.train(sw.load_task("linear"), sw.Recipe(workers=2, steps=2, optimizer="adam", threads=1))]
+for optimizer in ("adam", "lamb", "muon"):
+    [*sw.train(sw.load_task("mlp"), sw.Recipe(workers=2, steps=2, optimizer=optimizer, threads=1))]
 print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
 """
 
@@ -284,6 +286,8 @@ STEPS = {  # 8 workers on one process: settings of `digits`, and what the recipe
     "momentum": ({}, {}),
     "adam": ({}, {"optimizer": "adam"}),
     "muon": ({}, {"optimizer": "muon"}),
+    "soap": ({}, {"optimizer": "soap"}),
+    "schedule-free": ({}, {"optimizer": "schedule-free"}),
     "clipping": ({}, {"clip_norm": 1.0}),
     "micro-batches": ({}, {"micro_batch": 8}),
     "batch-norm": ({"bn": "true"}, {}),

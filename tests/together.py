@@ -1,28 +1,32 @@
-"""Runs a script in several processes, as torchrun does, but as forks of one that has imported torch: python
-together.py PROCESSES SCRIPT ARGUMENTS…
-"""
+"""Runs a script in several processes, as torchrun does, but as forks of this one, which has imported torch."""
 
 from __future__ import annotations
 
-import gc
 import os
-import runpy
 import signal
 import socket
 import sys
+from importlib import import_module
 from pathlib import Path
 
-PRELOADED = ("scalewise.engine.store.folder", "torch.distributed.nn", "torch.optim")
+import forked
+
+# what some scripts import only when they are under way, then in every process
+PRELOADED = {
+    "fully_shard.py": ("torch.distributed.fsdp",),
+    "parallel.py": tuple(f"scalewise.engine.parallel.{name}" for name in ("fsdp", "stages", "tensor")),
+}
 
 
-def main(processes: int, script: str, arguments: list[str]) -> int:
-    """The first exit code that is not 0, upon which the other processes are ended; a child returns the script's 0."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    for name in PRELOADED:
-        __import__(name)
-    gc.freeze()  # the children's collections need not look through what was imported
+def main(processes: int, arguments: list[str]) -> None:
+    """Exit with the first code that is not 0, upon which the other processes are ended."""
+    import torch
     from torch.distributed import TCPStore
 
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)  # OpenMP has read its own number already
+    for name in ("torch.distributed.nn", *PRELOADED.get(Path(arguments[0]).name, ())):
+        import_module(name)
     port = free_port()
     running = set()
     for rank in range(processes):
@@ -31,10 +35,8 @@ def main(processes: int, script: str, arguments: list[str]) -> int:
             numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
             os.environ.update({name: str(value) for name, value in numbers.items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
-            sys.argv = [script, *arguments]
-            sys.path[0] = str(Path(script).parent)
-            runpy.run_path(script, run_name="__main__")
-            return 0
+            forked.script(arguments)
+            return
         running.add(child)
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # after forking: it has a thread
     code = 0
@@ -46,7 +48,7 @@ def main(processes: int, script: str, arguments: list[str]) -> int:
             for other in running:
                 os.kill(other, signal.SIGKILL)
     del store
-    return code
+    sys.exit(code)
 
 
 def free_port() -> int:
@@ -54,7 +56,3 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
     return port
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -22,6 +22,8 @@ OPTIMIZERS = {
     "LAMB": lambda parameters: sw.optim.LAMB(parameters, lr=0.05, weight_decay=0.1),
     "LAMB, all": lambda parameters: sw.optim.LAMB(parameters, lr=0.05, weight_decay=0.1, adapt_vectors=True),
     "Muon": lambda parameters: sw.optim.Muon(parameters, lr=0.05),
+    "SOAP": lambda parameters: sw.optim.SOAP(parameters, lr=0.05, every=2),
+    "ScheduleFree": lambda parameters: sw.optim.ScheduleFree(parameters, lr=0.05, weight_decay=0.1),
 }
 
 

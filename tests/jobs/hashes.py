@@ -50,6 +50,9 @@ CASES = {
     "lamb, all tensors": (lambda: sw.load_task("digits", ["bn=true"]), DIGITS | {"optimizer": "lamb", "lr": 0.01, "adapt_vectors": True, "clip_norm": 1.0}, ["sharded"]),
     "lamb, two threads": (models.wide_mlp, DIGITS | {"steps": 2, "optimizer": "lamb", "lr": 0.01, "threads": 2}, ["sharded"]),
     "muon": (lambda: sw.load_task("digits", ["bn=true"]), DIGITS | {"optimizer": "muon", "lr": 0.005, "layout": "channels_last"}, ["ordered", "server"]),
+    "soap": (lambda: sw.load_task("digits", ["bn=true"]), DIGITS | {"steps": 12, "optimizer": "soap", "lr": 0.005, "layout": "channels_last"}, ["ordered", "server"]),
+    "schedule-free": (lambda: sw.load_task("digits", ["bn=true"]), DIGITS | {"optimizer": "schedule-free", "lr": 0.01, "weight_decay": 0.1}, ["ordered", "sharded", "server"]),
+    "schedule-free, early stopping": (lambda: sw.load_task("mlp"), {"workers": 8, "worker_batch": 8, "epochs": 3.0, "patience": 1, "optimizer": "schedule-free", "lr": 0.2}, ["sharded"]),
     "allreduce": (lambda: sw.load_task("digits"), DIGITS, ["allreduce"]),
 }  # fmt: skip
 PLACEMENTS = {

@@ -39,6 +39,8 @@ CASES = {
     "bytes, clipped": (lambda: sw.load_task("mlp", ["hidden=97"]), STEPS | {"clip_norm": 0.1}, SPLIT),
     "bytes, lars": (models.few_chars, STEPS | LAYER_WISE | {"optimizer": "lars"}, SPLIT),
     "bytes, lamb": (models.few_chars, STEPS | LAYER_WISE | {"optimizer": "lamb"}, SPLIT),
+    "bytes, schedule-free": (models.few_chars, STEPS | {"optimizer": "schedule-free", "weight_decay": 0.1}, SPLIT),
+    "schedule-free": (models.deep_mlp, STEPS | {"optimizer": "schedule-free", "weight_decay": 0.1}, ("tensor",)),
     "bytes, adascale": (lambda: sw.load_task("digits", ["bn=true"]), STEPS | {"lr_rule": "adascale"}, SPLIT),
     "bytes": (lambda: sw.load_task("mlp"), STEPS | ADAM, SPLIT),
     "bytes, batch norm": (lambda: sw.load_task("digits", ["bn=true"]), STEPS, SPLIT),
