@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import scalewise as sw
-from scalewise.engine.auto import MOST_TRIAL_STEPS, Auto, _trial_steps, carried, complete
+from scalewise.engine.auto import MOST_TRIAL_STEPS, Auto, _rank, _trial_steps, carried, complete
 from scalewise.engine.candidates import BOLD, GENTLE, budget, candidate, intensity
 from scalewise.engine.placement import Placement
 from scalewise.recipe import Recipe, Search, Trial, adapts, resolve
@@ -305,6 +305,18 @@ def test_the_budget_grows_slower_than_the_workers():
     assert budget(single.replace(workers=1000), 10_000, False, 0.3).steps == 40
     assert budget(single.replace(workers=1000), 10_000, False, 1.0).steps == 100
     assert budget(single.replace(workers=8), 10_000, True, 0.3).steps == 391
+
+
+def test_a_trial_has_no_weight_decay_so_that_it_shows_what_is_memorized():
+    base = Recipe(worker_batch=32, optimizer="adamw", lr=0.002, weight_decay=0.1)
+    assert candidate("muon", base, {"workers": 8}, 10_000, 16).fields["weight_decay"] == 0
+    assert "weight_decay" not in candidate("muon", base, {"workers": 8, "weight_decay": 0.2}, 10_000, 16).fields
+
+
+def test_muon_is_chosen_unless_another_is_far_ahead_in_a_short_trial():
+    trials = [Trial(name, 0.1, 8, 1000, 1.0, loss, loss) for name, loss in (("muon", 0.5), ("adam", 0.2), ("sgd", 0.1))]
+    assert [trial.name for trial in sorted(trials, key=_rank)] == ["sgd", "muon", "adam"]
+    assert _rank(Trial("muon", 0.1, 8, 1000, 1.0, None, None)) == math.inf
 
 
 def test_muons_weight_decay_sums_to_the_same_over_any_training():

@@ -20,7 +20,7 @@ from conftest import together
 from scalewise.engine.update.optimizer import ELEMENT_WISE
 from scalewise.errors import RecipeError
 from scalewise.optim import OPTIMIZERS, layerwise, native
-from scalewise.optim.muon import orthogonal
+from scalewise.optim.muon import Muon, matrices, orthogonal
 from scalewise.optim.rules import local_rate, local_rates, norm, trust_ratio, trust_ratios
 from scalewise.recipe import Recipe
 
@@ -812,3 +812,24 @@ def test_fully_sharded_parameters_on_two_processes(tmp_path):
         assert run["difference"] < 1e-5 * run["moved"], name
         assert run["resumed"] == 0.0, name
         assert run["local_share"] < 1.0, name
+
+
+@pytest.mark.parametrize(("layer", "stacked"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_muon_makes_the_gates_of_a_recurrent_layer_orthogonal_one_by_one(layer, stacked):
+    torch.manual_seed(0)
+    model = layer(6, 5)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizer = Muon(Muon.groups(model), lr=0.1, momentum=0.0)
+    model(torch.randn(7, 2, 6))[0].square().sum().backward()
+    gradient = model.weight_ih_l0.grad.clone()
+    optimizer.step()
+    moved = (before["weight_ih_l0"] - model.weight_ih_l0.detach()) / (0.1 * 0.2 * 6**0.5)
+    for own, expected in zip(moved.chunk(stacked), gradient.chunk(stacked), strict=True):
+        torch.testing.assert_close(own, orthogonal(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_torchs_attention_stacks_three_matrices():
+    model = nn.TransformerEncoderLayer(8, 2)
+    assert matrices(model) == {
+        "self_attn.in_proj_weight": 3, "self_attn.out_proj.weight": 1, "linear1.weight": 1, "linear2.weight": 1
+    }  # fmt: skip

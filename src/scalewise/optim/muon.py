@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -40,35 +40,40 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return found.T if tall else found
 
 
-def matrix_names(model: nn.Module) -> frozenset[str]:
-    """The parameters of a model that map inputs to outputs: weights and kernels, but not rows to look up or to add.
+def matrices(model: nn.Module) -> dict[str, int]:
+    """The parameters of a model that map inputs to outputs, and how many matrices each of them stacks.
 
-    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))
+    Weights and kernels, but not rows to look up or to add. The gates of a recurrent layer are stacked, and so are the
+    queries, keys and values of torch's attention: maps of their own, to be made orthogonal one by one.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2), nn.LSTM(4, 5))
     >>> model.register_parameter("positions", nn.Parameter(torch.zeros(5, 4)))
-    >>> matrix_names(model)
-    frozenset({'1.weight'})
+    >>> matrices(model)
+    {'1.weight': 1, '2.weight_ih_l0': 4, '2.weight_hh_l0': 4}
     """
-    looked_up = {
-        f"{prefix}.{name}".removeprefix(".")
-        for prefix, module in model.named_modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        for name, _ in module.named_parameters(recurse=False)
-    }
-    return frozenset(
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.ndim >= 2 and name not in looked_up and any(word in name.rpartition(".")[2] for word in MATRICES)
-    )
+    found = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            own = name.rpartition(".")[2]
+            looked_up = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            if parameter.ndim >= 2 and not looked_up and any(word in own for word in MATRICES):
+                found[name] = _stacked(module, own)
+    return found
 
 
-def matrices_and_rest(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """The trainable parameters of a model: those of `matrix_names`, and the others."""
-    names = matrix_names(model)
-    parts: dict[bool, list[Tensor]] = {True: [], False: []}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            parts[name in names].append(parameter)
-    return parts[True], parts[False]
+def _stacked(module: nn.Module, name: str) -> int:
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase) and name.startswith(("weight_ih", "weight_hh")):
+        return 4 if isinstance(module, nn.LSTM | nn.LSTMCell) else 3 if isinstance(module, nn.GRU | nn.GRUCell) else 1
+    return 3 if isinstance(module, nn.MultiheadAttention) and name == "in_proj_weight" else 1
+
+
+def matrix_groups(parameters: Iterable[tuple[str, Tensor]], stacked: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Named parameters as groups of a `MatrixOptimizer`: matrices by how many are stacked, and the rest for AdamW."""
+    members: dict[int, list[Tensor]] = {}
+    for name, parameter in parameters:
+        members.setdefault(stacked.get(name, 0), []).append(parameter)
+    rest = {"params": members.pop(0, []), RULE: "adamw"}
+    return [*({"params": found, "stacked": count} for count, found in members.items()), rest]
 
 
 def members(param_group: dict[str, Any], optimizer: str) -> list[tuple[Any, bool]]:
@@ -89,14 +94,14 @@ class MatrixOptimizer(Optimizer):
 
     @classmethod
     def groups(cls, model: nn.Module) -> list[dict[str, Any]]:
-        """The trainable parameters of a model as two groups: its matrices for the rule, the rest for AdamW.
+        """The trainable parameters of a model as groups: its matrices for the rule, the rest for AdamW.
 
         >>> optimizer = Muon(Muon.groups(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))), lr=0.02)
         >>> [(group["rule"], len(group["params"])) for group in optimizer.param_groups]
         [('muon', 1), ('adamw', 2)]
         """
-        matrices, rest = matrices_and_rest(model)
-        return [{"params": matrices}, {"params": rest, RULE: "adamw"}]
+        trainable = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+        return matrix_groups(trainable, matrices(model))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the matrices of a group to the rule and the rest to AdamW."""
@@ -168,7 +173,8 @@ class Muon(MatrixOptimizer):
 
     Arguments:
         parameters: as for any torch optimizer. Each group becomes two: matrices and kernels, and the rest. A group may
-            choose `rule="adamw"` for its matrices too; `Muon.groups(model)` does so for embeddings and positions.
+            choose `rule="adamw"` for its matrices too, or say that `stacked` of them are in one parameter;
+            `Muon.groups(model)` does both, for embeddings, positions, gates and torch's attention.
         momentum: of Muon, as Nesterov's.
         betas, eps: of AdamW.
         weight_decay: of matrices and kernels, decoupled. The rest has none, unless its group says so.
@@ -188,7 +194,7 @@ class Muon(MatrixOptimizer):
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {momentum}; 0.95 is usual")
         options = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(parameters, options)
+        super().__init__(parameters, options | {"stacked": 1})
 
     def _update_matrix(self, group: dict[str, Any], weight: Tensor) -> None:
         """v ← μ·v + (1 − μ)·g; w ← (1 − lr·λ)·w − lr·0.2·√max(rows, columns)·orthogonal((1 − μ)·g + μ·v)."""
@@ -198,10 +204,11 @@ class Muon(MatrixOptimizer):
         assert weight.grad is not None
         buffer, momentum = state["momentum_buffer"], group["momentum"]
         buffer.lerp_(weight.grad, 1 - momentum)
-        update = whole(weight.grad.lerp(buffer, momentum)).flatten(1)
-        length = group["lr"] * ADAMW_SIZE * math.sqrt(max(update.shape))
+        updates = whole(weight.grad.lerp(buffer, momentum)).flatten(1).chunk(group["stacked"])
+        length = group["lr"] * ADAMW_SIZE * math.sqrt(max(updates[0].shape))
+        update = torch.cat([orthogonal(update) for update in updates]) if len(updates) > 1 else orthogonal(updates[0])
         weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.sub_(part(orthogonal(update).view_as(weight) * length, weight))
+        weight.sub_(part(update.view_as(weight) * length, weight))
 
 
 def whole(tensor: Any) -> Tensor:  # noqa: ANN401  (a DTensor is no Tensor to the type checker)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
-from scalewise.optim.muon import matrices_and_rest, members
+from scalewise.optim.muon import matrices, members
 
 
 def share_of_newest(lr: float, largest_lr: float, weight_sum: float) -> tuple[float, float, float]:
@@ -93,8 +93,12 @@ class ScheduleFree(Optimizer):
     @staticmethod
     def groups(model: nn.Module) -> list[dict[str, Any]]:
         """The trainable parameters of a model as two groups: its matrices, and the rest, which do not decay."""
-        matrices, rest = matrices_and_rest(model)
-        return [{"params": matrices}, {"params": rest, "weight_decay": 0.0}]
+        parts: dict[bool, list[Tensor]] = {True: [], False: []}
+        decaying = matrices(model)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parts[name in decaying].append(parameter)
+        return [{"params": parts[True]}, {"params": parts[False], "weight_decay": 0.0}]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the matrices of a group, and the rest without decay."""

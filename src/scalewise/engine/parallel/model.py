@@ -20,7 +20,7 @@ from scalewise.engine.sums.flat import is_dense
 from scalewise.errors import RecipeError, TaskError
 from scalewise.nn import to_ghost_batch_norm
 from scalewise.nn.batch_norm import _GlobalBatchNorm, to_global_batch_norm
-from scalewise.optim.muon import matrix_names
+from scalewise.optim.muon import matrices
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 
@@ -83,7 +83,7 @@ class PlacedModel:
         self.module: nn.Module = model.train()
         self.call: nn.Module = torch.compile(model) if recipe.compile else model  # type: ignore[assignment]
         self.parameters = _trainable(model)
-        self.matrices = matrix_names(model)
+        self.matrices = matrices(model)
         self.averages, self.counters = _changing_buffers(model, task)
         _check_batch_norm(model, recipe)
         if team.size > 1:  # every process takes the first one's start weights, should the factory draw from elsewhere

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -26,6 +27,7 @@ from scalewise.engine.sums.flat import FlatLayout, Piece, Stretch, in_memory_ord
 from scalewise.engine.sums.grid import Complete
 from scalewise.engine.update.layerwise import LAYER_WISE
 from scalewise.optim import OPTIMIZERS
+from scalewise.optim.muon import matrix_groups
 from scalewise.optim.schedule_free import direction, mean, move, share_of_newest
 from scalewise.optim.soap import SIDES
 from scalewise.recipe import OptimizerName, Recipe
@@ -57,7 +59,7 @@ class Rule(Protocol):
 class ElementWiseRule(ABC):
     """An optimizer that treats every weight alike, so that it does not matter where a stretch is cut."""
 
-    def __init__(self, recipe: Recipe, stretches: list[Stretch], matrices: frozenset[str]) -> None:
+    def __init__(self, recipe: Recipe, stretches: list[Stretch], matrices: Mapping[str, int]) -> None:
         self._recipe, self._stretches, self._matrices = recipe, stretches, matrices
         self._weights = [stretch.weights for stretch in stretches]
         self.state: dict[Tensor, dict[str, Tensor]] = {weights: {} for weights in self._weights}
@@ -164,12 +166,9 @@ ELEMENT_WISE: dict[OptimizerName, type[ElementWiseRule]] = {
 class TorchRule:
     """An optimizer of whole tensors, which are the stretches; without its profiling and hooks."""
 
-    def __init__(self, recipe: Recipe, stretches: list[Stretch], matrices: frozenset[str]) -> None:
+    def __init__(self, recipe: Recipe, stretches: list[Stretch], matrices: Mapping[str, int]) -> None:
         self._stretches = stretches
-        parts: dict[bool, list[Tensor]] = {True: [], False: []}
-        for stretch in stretches:
-            parts[stretch.pieces[0].name in matrices].append(stretch.weights)
-        groups = [{"params": parts[True]}, {"params": parts[False], "rule": "adamw"}]
+        groups = matrix_groups(((stretch.pieces[0].name, stretch.weights) for stretch in stretches), matrices)
         self._optimizer = OPTIMIZERS[recipe.optimizer](groups, recipe) if stretches else None
         self._step = inspect.unwrap(type(self._optimizer).step) if self._optimizer else None
         self.state: dict[Tensor, dict[str, Tensor]] = self._optimizer.state if self._optimizer else {}
@@ -192,7 +191,7 @@ class FlatOptimizer:
         recipe, layout: which optimizer, and where parameters lie.
         stretches: the owned weights.
         complete: fills in the numbers that other processes have.
-        matrices: parameters that Muon and SOAP take, and that Schedule-Free decays.
+        matrices: parameters that Muon and SOAP take, and that Schedule-Free decays; how many are stacked in each.
     """
 
     def __init__(
@@ -201,7 +200,7 @@ class FlatOptimizer:
         layout: FlatLayout,
         stretches: list[Stretch],
         complete: Complete,
-        matrices: frozenset[str] = frozenset(),
+        matrices: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._layout, self._stretches = layout, stretches
         self._rule = _rule(recipe, layout, stretches, complete, matrices)
@@ -290,7 +289,7 @@ def owned_stretches(recipe: Recipe, layout: FlatLayout, weights: Tensor, owned: 
 
 
 def _rule(
-    recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete, matrices: frozenset[str]
+    recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete, matrices: Mapping[str, int]
 ) -> Rule:
     if recipe.optimizer in ELEMENT_WISE:
         return ELEMENT_WISE[recipe.optimizer](recipe, stretches, matrices)

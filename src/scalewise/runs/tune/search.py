@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from scalewise.engine.candidates import CARRIES, MEAN_RATE, OWN, budget, candidate
+from scalewise.engine.candidates import MEAN_RATE, OWN, UNKNOWN, budget, candidate
 from scalewise.errors import UsageError
 from scalewise.extras import require
 from scalewise.recipe import ADAPTIVE, Recipe
@@ -123,7 +123,7 @@ def auto_share(base: Recipe, workers: int, samples: int) -> float:
     """The samples that auto would take, as a multiple of the single worker's."""
     single = base.total_steps(samples) * base.worker_batch
     same = base.replace(workers=workers, steps=None, epochs=single / samples)
-    return max(1.0, budget(same, samples, epochs_fixed=False, carried=sum(CARRIES) / 2).samples / single)
+    return max(1.0, budget(same, samples, epochs_fixed=False, carried=UNKNOWN).samples / single)
 
 
 def _within(value: float, ends: tuple[float, float]) -> float:

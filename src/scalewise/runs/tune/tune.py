@@ -29,7 +29,7 @@ from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.pool import InProcess, Pool
 from scalewise.engine.processes.signals import Stop
 from scalewise.errors import Failed, TargetMissed, UsageError
-from scalewise.optim.muon import matrix_names
+from scalewise.optim.muon import matrices
 from scalewise.recipe import Recipe, fitting_lr
 from scalewise.records import finite, save_document, write_atomically
 from scalewise.runs.compare.comparison import Metric
@@ -264,8 +264,8 @@ def _tuning(begun: BegunTuning, subject: Subject, device: DeviceName) -> Tuning:
 def _optimizers(begun: BegunTuning, task: Task, base: Recipe) -> list[str]:
     with streams.undisturbed():
         model = task.model()
-    matrices = isinstance(model, nn.Module) and bool(matrix_names(model))
-    return chosen_optimizers(begun.names, base, matrices)
+    has_matrices = isinstance(model, nn.Module) and bool(matrices(model))
+    return chosen_optimizers(begun.names, base, has_matrices)
 
 
 def _check_budget(tuning: Tuning, optimizers: Sequence[str]) -> None:
