@@ -21,19 +21,60 @@ from scalewise.runs.compare.comparison import Metric, Remaining, RemedyRow, Tune
 from scalewise.runs.compare.jobs import Job, Message, Outcome, Progress
 from scalewise.runs.compare.rows import Line, Skipped
 
+SHOWN = 12  # trials in the live table: the newest
 
-class CompareView:
+
+class _RunsView:
     """A live table on a terminal, a line per run elsewhere."""
 
-    def __init__(self, quiet: bool, metric: Metric, seeds: int, processes: int) -> None:
+    def __init__(self, quiet: bool, metric: Metric) -> None:
         self.console = console(quiet)
-        self._metric, self._seeds, self._processes = metric, seeds, processes
+        self._metric, self._title = metric, ""
         self._live = self.console.is_terminal and not quiet
         self._lock = threading.Lock()  # the live table is drawn by a thread of its own
         self._running: dict[str, Progress] = {}
+
+    def live(self) -> AbstractContextManager[object]:
+        """The context in which the table is on the screen."""
+        if not self._live:
+            return nullcontext()
+        return Live(get_renderable=self._screen, console=self.console, refresh_per_second=4, transient=True)
+
+    def _screen(self) -> RenderableType:
+        raise NotImplementedError
+
+    def _drawn(self, table: Table | None, state: str, running: Sequence[Progress]) -> RenderableType:
+        """The table, if there is one, and under it how far everything and every run is."""
+        titles = [f"  {item.job.title} ({percent(item.step / max(item.steps, 1))})" for item in running]
+        above: list[RenderableType] = [] if table is None else [table_view(table, self.console.width), Text("")]
+        return Group(*above, Text(state, style="bold"), *(Text(title, style="dim") for title in titles))
+
+    def _take(self, message: Message) -> None:
+        self._running.pop(message.job.name, None)
+        if isinstance(message, Progress):
+            self._running[message.job.name] = message
+
+    def _line(self, outcome: Outcome, part: str) -> str:
+        """One line on a run that has ended, by its metric on a part of the data."""
+        if outcome.result is None:
+            assert outcome.failure is not None
+            return f"{outcome.job.title}: {outcome.failure.reason}"
+        name, result = self._metric.name, outcome.result
+        amount = (result[part] or {}).get(name)
+        shown = "no finite" if amount is None else metric(name, amount)
+        taken = "already done" if outcome.stored else seconds(result["seconds"])
+        return f"{outcome.job.title}: {part} {spelled(name)} {shown}, {count(result['steps'], 'step')}, {taken}"
+
+
+class CompareView(_RunsView):
+    """The table of a comparison while it fills."""
+
+    def __init__(self, quiet: bool, metric: Metric, seeds: int, processes: int) -> None:
+        super().__init__(quiet, metric)
+        self._seeds, self._processes = seeds, processes
         self._rows: Sequence[RemedyRow] = ()
         self._remaining = Remaining((), processes)
-        self._jobs, self._ended, self._title = 0, 0, ""
+        self._jobs, self._ended = 0, 0
 
     def introduce(self, lines: Sequence[Line], skipped: Sequence[Skipped], threads: int) -> None:
         """What every row does, what is left out and why, and how the runs share the machine."""
@@ -66,59 +107,30 @@ class CompareView:
             self._rows, self._remaining = rows, Remaining(jobs, self._processes)
             self._running.clear()
 
-    def live(self) -> AbstractContextManager[object]:
-        """The context in which the table is on the screen."""
-        if not self._live:
-            return nullcontext()
-        return Live(get_renderable=self._screen, console=self.console, refresh_per_second=4, transient=True)
-
     def show(self, message: Message, rows: Sequence[RemedyRow] | None) -> None:
         """Take in what a process said, and the table if it is a new one."""
         with self._lock:
             self._rows = self._rows if rows is None else rows
             self._remaining.observe(message)
-            self._running.pop(message.job.name, None)
-            if isinstance(message, Progress):
-                self._running[message.job.name] = message
+            self._take(message)
             self._ended += isinstance(message, Outcome)
         if isinstance(message, Outcome) and not self._live:
-            self.console.print(self._line(message), markup=False)
-
-    def _line(self, outcome: Outcome) -> str:
-        """One line on a run that has ended."""
-        head = f"{self._ended}/{self._jobs}  {outcome.job.title}: "
-        if outcome.result is None:
-            assert outcome.failure is not None
-            return head + outcome.failure.reason
-        name, result = self._metric.name, outcome.result
-        part = "validation" if outcome.job.trial else "test"
-        amount = (result[part] or {}).get(name)
-        shown = "no finite" if amount is None else metric(name, amount)
-        taken = "already done" if outcome.stored else seconds(result["seconds"])
-        return f"{head}{part} {spelled(name)} {shown}, {count(result['steps'], 'step')}, {taken}"
+            line = self._line(message, "validation" if message.job.trial else "test")
+            self.console.print(f"{self._ended}/{self._jobs}  {line}", markup=False)
 
     def _screen(self) -> RenderableType:
         with self._lock:
             running = [*self._running.values()]
-            left, rows = self._remaining.seconds(), self._rows
+            left, rows = self._remaining.seconds(), [Stored(row.to_json()) for row in self._rows]
             state = f"{self._title}: {self._ended} of {self._jobs} runs"
-        titles = [f"  {item.job.title} ({percent(item.step / max(item.steps, 1))})" for item in running]
         eta = "" if left is None else f", about {seconds(left)} left"
-        table = table_view(self._table(rows), self.console.width)
-        return Group(table, Text(""), Text(state + eta, style="bold"), *(Text(title, style="dim") for title in titles))
-
-    def _table(self, rows: Sequence[RemedyRow]) -> Table:
-        """The rows as far as they are, as the story of the comparison will have them."""
-        stored = [Stored(row.to_json()) for row in rows]
-        several = has_several_counts(stored)
-        return rows_table(stored, self._metric.name, several, self._metric.higher_is_better, self._seeds)
+        several = has_several_counts(rows)
+        table = rows_table(rows, self._metric.name, several, self._metric.higher_is_better, self._seeds)
+        return self._drawn(table, state + eta, running)
 
 
-SHOWN = 12  # trials in the live table: the newest
-
-
-class TuneView:
-    """A live table on a terminal, a line per run elsewhere."""
+class TuneView(_RunsView):
+    """The newest trials of a search while it goes on."""
 
     def __init__(self, quiet: bool, metric: Metric, planned: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin.
@@ -126,13 +138,10 @@ class TuneView:
         Arguments:
             planned: samples of everything, about.
         """
-        self.console = console(quiet)
-        self._metric, self._planned, self._clock = metric, planned, clock
-        self._live = self.console.is_terminal and not quiet
-        self._lock = threading.Lock()  # the live table is drawn by a thread of its own
-        self._running: dict[str, Progress] = {}
+        super().__init__(quiet, metric)
+        self._planned, self._clock = planned, clock
         self._trials: Sequence[Stored] = ()
-        self._began, self._trained, self._stored, self._title = clock(), 0, 0, ""
+        self._began, self._trained, self._stored = clock(), 0, 0
 
     def introduce(self, optimizers: Sequence[str], jobs: int, budget: str, hold_out: bool) -> None:
         """What is searched, by which data, and within which budget."""
@@ -147,39 +156,19 @@ class TuneView:
             self._title, self._trials = title, trials
             self._running.clear()
 
-    def live(self) -> AbstractContextManager[object]:
-        """The context in which the table is on the screen."""
-        if not self._live:
-            return nullcontext()
-        return Live(get_renderable=self._screen, console=self.console, refresh_per_second=4, transient=True)
-
     def show(self, message: Message, trials: Sequence[Stored]) -> None:
         """Take in what a process said."""
+        result = (message.result if isinstance(message, Outcome) else None) or {}
         with self._lock:
             self._trials = trials
-            self._running.pop(message.job.name, None)
-            if isinstance(message, Progress):
-                self._running[message.job.name] = message
-            elif isinstance(message, Outcome) and message.result is not None:
-                if message.stored:
-                    self._stored += message.result["samples"]
-                else:
-                    self._trained += message.result["samples"]
+            self._take(message)
+            if isinstance(message, Outcome) and message.stored:
+                self._stored += result.get("samples", 0)
+            else:
+                self._trained += result.get("samples", 0)
         if isinstance(message, Outcome) and not self._live:
-            self.console.print(self._line(message), markup=False)
-
-    def _line(self, outcome: Outcome) -> str:
-        """One line on a run that has ended."""
-        if outcome.result is None:
-            assert outcome.failure is not None
-            return f"{outcome.job.title}: {outcome.failure.reason}"
-        name, result = self._metric.name, outcome.result
-        part = "validation" if result["validation"] else "test"
-        amount = (result[part] or {}).get(name)
-        shown = "no finite" if amount is None else metric(name, amount)
-        taken = "already done" if outcome.stored else seconds(result["seconds"])
-        head = f"{outcome.job.title}: {part} {spelled(name)} {shown}"
-        return f"{head}, {count(result['steps'], 'step')}, {taken}{self._left()}"
+            line = self._line(message, "validation" if result.get("validation") else "test")
+            self.console.print(f"{line}{self._left() if result else ''}", markup=False)
 
     def _left(self) -> str:
         """The time that is left, by the samples of the plan; a proof that fails adds to it."""
@@ -192,8 +181,4 @@ class TuneView:
         with self._lock:
             running, trials = [*self._running.values()], self._trials[-SHOWN:]
             state = self._title + self._left()
-        titles = [f"  {item.job.title} ({percent(item.step / max(item.steps, 1))})" for item in running]
-        parts: list[RenderableType] = [Text(state, style="bold"), *(Text(title, style="dim") for title in titles)]
-        if trials:
-            parts = [table_view(trials_table(trials, self._metric.name), self.console.width), Text(""), *parts]
-        return Group(*parts)
+        return self._drawn(trials_table(trials, self._metric.name) if trials else None, state, running)
