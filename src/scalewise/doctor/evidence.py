@@ -53,28 +53,19 @@ class Baseline:
 
 @dataclass(frozen=True)
 class BatchNorm:
-    """The batch-norm layers of a model.
-
-    group: samples that statistics are taken over. batches: how many the running statistics have seen.
-    gap: how far they are from those of a batch, in standard deviations; None where nobody looked.
-    """
+    """The batch-norm layers of a model."""
 
     layers: int
-    group: float
+    group: float  # samples that statistics are taken over
     momentum: float | None
-    batches: int
-    gap: float | None = None
+    batches: int  # that the running statistics have seen
+    gap: float | None = None  # from them to a batch's, in standard deviations; None where nobody looked
     recalibrated: bool = False
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known about a run; None or empty where nothing is.
-
-    rates and losses: one number a step, losses NaN where unknown. non_finite: steps whose loss or gradient was not.
-    samples_seen: in all, where steps are of different sizes. follows_noise: whether the rate follows the measured gain.
-    counts_progress: whether the schedule is counted in the run's own progress, so that it ends with the run.
-    """
+    """What is known about a run; None or empty where nothing is."""
 
     name: str
     workers: int
@@ -82,18 +73,18 @@ class Evidence:
     steps: int
     optimizer: str
     task: str | None = None
-    rates: tuple[float, ...] = ()
-    losses: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()  # by step
+    losses: tuple[float, ...] = ()  # by step, NaN where unknown
     noise: NoiseEstimate | None = None
     baselines: tuple[Baseline, ...] = ()
     batch_norm: BatchNorm | None = None
-    non_finite: tuple[int, ...] = ()
+    non_finite: tuple[int, ...] = ()  # steps whose loss or gradient was not
     failure: str | None = None
     test_loss: float | None = None
     samples_per_epoch: int | None = None
-    samples_seen: float | None = None
-    follows_noise: bool = False
-    counts_progress: bool = False
+    samples_seen: float | None = None  # in all, where steps are of different sizes
+    follows_noise: bool = False  # the rate follows the measured gain
+    counts_progress: bool = False  # the schedule is counted in the run's own progress, so that it ends with the run
     processes: tuple[Watched, ...] = ()
 
     @property

@@ -18,73 +18,52 @@ from scalewise.errors import RunFolderError
 from scalewise.records import finite, read
 
 _FILE = re.compile(r"process-(\d+)\.jsonl")
-
-
 _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 @dataclass(frozen=True)
 class WatchedProcess:
-    """A process, its model and its optimizer.
-
-    reduces: whether gradients are averaged over processes where the watcher can see it (DistributedDataParallel).
-    sharded: whether each process holds a part of the parameters (FSDP2), so that squared norms add up over processes.
-    batch_norm_momentum: the smallest, as torch defines it; None without batch norm, or where it averages all batches.
-    """
+    """A process, its model and its optimizer."""
 
     kind: ClassVar[str] = "process"
     process: int
     processes: int
     optimizer: str
     parameters: int
-    reduces: bool = False
-    sharded: bool = False
+    reduces: bool = False  # gradients are averaged over processes where the watcher can see it (DDP)
+    sharded: bool = False  # each process holds a part of the parameters (FSDP2): squared norms add up over processes
     batch_norm_layers: int = 0
-    batch_norm_momentum: float | None = None
+    batch_norm_momentum: float | None = None  # the smallest; None without batch norm, or where it averages all batches
     batch_norm_synchronised: bool = False
 
 
 @dataclass(frozen=True)
 class WatchedStep:
-    """One call of the optimizer's step, as seen by one process.
-
-    samples: per micro batch, i.e. per forward pass in training mode.
-    inputs: one 32-bit fingerprint a sample, packed by `pack`; of the first 64 samples of each micro batch, at most.
-    first_square: ‖gradient of this process's first backward pass‖², before any averaging over processes.
-    passes: backward passes; fewer than micro batches where the model is called several times for one loss.
-    square: ‖gradient‖² after the last backward pass, before clipping; under FSDP2 this process's part of it.
-    part_square: ‖mean gradient‖² of the parts, each of part_samples samples, of a step with one backward pass.
-    averaging: per micro batch, (positions with a gradient at the model's output, sum of its absolute values).
-    top_label: how many samples of the micro batches seen have the commonest label, that label, and of how many.
-    weights: some weights after the step; weight_norm: the norm of all of them.
-    statistics_gap: how far batch-norm's running statistics are from this micro batch's.
-    statistics_layers: batch-norm layers in training mode, which alone take statistics; the other statistics_… are of
-        them: batches the first has seen, the smallest group of samples, the smallest momentum.
-    """
+    """One call of the optimizer's step, as seen by one process."""
 
     kind: ClassVar[str] = "step"
     step: int
     lr: float
-    samples: list[int]
+    samples: list[int]  # per micro batch, i.e. per forward pass in training mode
     seconds: float
-    inputs: str | None = None
+    inputs: str | None = None  # a fingerprint a sample, packed by `pack`; at most of the first 64 of each micro batch
     loss: float | None = None
     loss_finite: bool = True
-    first_square: float | None = None
-    passes: int | None = None
-    square: float | None = None
+    first_square: float | None = None  # ‖gradient of the first backward pass‖², before any averaging over processes
+    passes: int | None = None  # backward; fewer than micro batches where the model is called several times for one loss
+    square: float | None = None  # ‖gradient‖² after the last pass, before clipping; this process's part under FSDP2
     gradient_finite: bool | None = None
-    part_samples: float | None = None
-    part_square: float | None = None
-    averaging: list[list[float]] | None = None
-    top_label: list[int] | None = None
-    weights: list[float] | None = None
-    weight_norm: float | None = None
-    statistics_gap: float | None = None
-    statistics_batches: int | None = None
-    statistics_layers: int | None = None
-    statistics_group: int | None = None
-    statistics_momentum: float | None = None
+    part_samples: float | None = None  # of each part of a step with one backward pass
+    part_square: float | None = None  # ‖mean gradient‖² of these parts
+    averaging: list[list[float]] | None = None  # per micro batch, output positions with a gradient, and Σ|gradient|
+    top_label: list[int] | None = None  # samples with the commonest label, that label, and samples looked at
+    weights: list[float] | None = None  # some, after the step
+    weight_norm: float | None = None  # of all of them
+    statistics_gap: float | None = None  # how far batch norm's running statistics are from this micro batch's
+    statistics_batches: int | None = None  # that the first batch-norm layer has seen
+    statistics_layers: int | None = None  # batch-norm layers in training mode, which alone take statistics
+    statistics_group: int | None = None  # the smallest of their groups of samples
+    statistics_momentum: float | None = None  # and their smallest momentum
 
 
 @dataclass(frozen=True)

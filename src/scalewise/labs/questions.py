@@ -92,17 +92,12 @@ MARKS: dict[State, str] = {"open": "○", "right": "✓", "wrong": "✗"}
 
 @dataclass(frozen=True)
 class Question:
-    """What is known of a question.
+    """What is known of a question."""
 
-    kind: number, choice (a letter) or function; of these the first two have a digest, unless a rule computes.
-    think: what to think of where an answer is wrong.
-    rule: whether an answer is right, given what the notebook measured.
-    """
-
-    kind: Literal["number", "choice", "function"]
-    think: str
-    digest: str = ""
-    rule: Callable[..., bool] | None = None
+    kind: Literal["number", "choice", "function"]  # a choice is a letter
+    think: str  # what to think of where an answer is wrong
+    digest: str = ""  # of a right number or choice, unless a rule computes it
+    rule: Callable[..., bool] | None = None  # whether an answer is right, given what the notebook measured
 
 
 @dataclass(frozen=True)

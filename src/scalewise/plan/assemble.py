@@ -42,18 +42,14 @@ class Metric(Interval[float | None]):
 
 @dataclass(frozen=True)
 class Assembled:
-    """The model's inputs, where they come from, and why the target cannot be reached, if it cannot.
-
-    curve: one worker's validation metric by step, of the newest run, for a page on which the target can be moved.
-    seen: the test metric that several workers really came to, by their number.
-    """
+    """The model's inputs, where they come from, and why the target cannot be reached, if it cannot."""
 
     inputs: Inputs
     critical: CriticalBatch  # with its 95 % interval, as `measure` gives it
     notes: tuple[str, ...]
     unreachable: str | None
-    curve: tuple[tuple[int, float], ...] = ()
-    seen: Mapping[int, Metric] = field(default_factory=dict)
+    curve: tuple[tuple[int, float], ...] = ()  # one worker's validation metric by step, of the newest run
+    seen: Mapping[int, Metric] = field(default_factory=dict)  # what several workers really came to, by their number
 
 
 def missing(

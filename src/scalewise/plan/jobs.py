@@ -23,24 +23,15 @@ START_SECONDS = 600  # … and for starting: images, imports, data
 
 @dataclass(frozen=True)
 class Job:
-    """A training on some nodes.
-
-    Arguments:
-        name: of the job.
-        arguments: of `scalewise`, as in ("train", "digits", "--workers", "8").
-        workers, node_devices: how many, and how many devices a node has.
-        seconds: that it may take, the high end of the plan's interval.
-        accelerator: as the system names it, such as A100; None for CPUs.
-        image: of the container, for Kubernetes.
-    """
+    """A training on some nodes."""
 
     name: str
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...]  # of `scalewise`, as in ("train", "digits", "--workers", "8")
     workers: int
     node_devices: int
-    seconds: float
-    accelerator: str | None = None
-    image: str = ""
+    seconds: float  # that it may take, the high end of the plan's interval
+    accelerator: str | None = None  # as the system names it, such as A100; None for CPUs
+    image: str = ""  # of the container, for Kubernetes
 
     @property
     def nodes(self) -> int:

@@ -29,56 +29,37 @@ WORTH_NAMING = 1.05  # what makes the time longer by more than this factor limit
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that the rows follow from; each `low` and `high` is an end of an 80 % interval.
+    """Everything that the rows follow from; each `low` and `high` is an end of an 80 % interval."""
 
-    Arguments:
-        worker_batch: b, of every worker.
-        single_steps, single_low, single_high: S₁, steps of one worker: of its budget, or to the target.
-        critical_batch, critical_low, critical_high: B in samples; None is unbounded.
-        lr, lr_power: one worker's rate, and the power of the gain by which it grows.
-        step_seconds, sample_seconds: α and β of one worker's compute where it was measured.
-        compute_spread: by which share of it compute may be off.
-        device_speed: how many times faster the devices planned for are.
-        parameter_bytes: that are summed in each step.
-        latency_seconds, bytes_per_second: of the link between nodes.
-        node_devices, node_latency_seconds, node_bytes_per_second: devices in a node, and the link among them.
-        overlap, overlap_low, overlap_high: γ; 1 hides nothing of the communication behind compute, 10 nearly all.
-        input_samples_per_second: that can be read for each worker; None where reading never waits.
-        largest_worker_batch: that fits a device at once; None where that is not known.
-        price_per_hour: of one device; None where nothing is paid.
-        accuracy, accuracy_low, accuracy_high: one worker's metric at the end, or at the target.
-        measured_global_batch: the largest at which training was really seen; rows beyond are extrapolated.
-    """
-
-    worker_batch: int
-    single_steps: float
+    worker_batch: int  # b, of every worker
+    single_steps: float  # S₁, steps of one worker: of its budget, or to the target
     single_low: float
     single_high: float
-    critical_batch: float | None
+    critical_batch: float | None  # B in samples; None is unbounded
     critical_low: float | None
     critical_high: float | None
-    lr: float
-    lr_power: float
-    step_seconds: float
-    sample_seconds: float
-    parameter_bytes: int
-    latency_seconds: float
+    lr: float  # one worker's
+    lr_power: float  # of the gain, by which the rate grows
+    step_seconds: float  # α of one worker's compute where it was measured
+    sample_seconds: float  # and β
+    parameter_bytes: int  # that are summed in each step
+    latency_seconds: float  # of the link between nodes
     bytes_per_second: float
-    compute_spread: float = 0.0
-    device_speed: float = 1.0
+    compute_spread: float = 0.0  # by which share of it compute may be off
+    device_speed: float = 1.0  # how many times faster the devices planned for are
     node_devices: int = 1
-    node_latency_seconds: float = 0.0
+    node_latency_seconds: float = 0.0  # of the link among the devices of a node
     node_bytes_per_second: float = 1e12
-    overlap: float = 2.0
+    overlap: float = 2.0  # γ; 1 hides nothing of the communication behind compute, 10 nearly all
     overlap_low: float = 1.0
     overlap_high: float = 10.0
-    input_samples_per_second: float | None = None
-    largest_worker_batch: int | None = None
-    price_per_hour: float | None = None
-    accuracy: float | None = None
+    input_samples_per_second: float | None = None  # that can be read for each worker; None where reading never waits
+    largest_worker_batch: int | None = None  # that fits a device at once; None where that is not known
+    price_per_hour: float | None = None  # of one device; None where nothing is paid
+    accuracy: float | None = None  # one worker's metric at the end, or at the target
     accuracy_low: float | None = None
     accuracy_high: float | None = None
-    measured_global_batch: int = 0
+    measured_global_batch: int = 0  # the largest at which training was really seen; rows beyond are extrapolated
 
 
 @dataclass(frozen=True)

@@ -153,17 +153,11 @@ def efficiency(global_batch: float, critical: float) -> float:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What a number of workers brings.
-
-    Arguments:
-        workers, global_batch: of this row.
-        worth: of a sample, as a share of one in very small global batches; None where it is not known.
-        steps, samples: needed to the same loss, as multiples of what one worker needs.
-    """
+    """What a number of workers brings: steps and samples to the same loss are multiples of what one worker needs."""
 
     workers: int
     global_batch: int
-    worth: Interval[float | None]
+    worth: Interval[float | None]  # of a sample, as a share of one in very small global batches
     steps: float | None
     samples: float | None
 

@@ -33,24 +33,16 @@ IDENTIFIED_RATIO = 4.0  # between the ends of γ's interval, up to which it coun
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """A fitted learning curve.
-
-    alpha, beta, gamma: of ε(m) = α·m^β + γ with 95 % intervals.
-    identified: whether γ is known: 0 is not in its interval, whose ends are within a factor of four.
-    spread: standard deviation of log ε about the curve; 0.05 is about 5 %.
-    unknowns: of all curves that the data accept, the best one first.
-    room: t²·s² less what the loss of each of them exceeds the least by.
-    inverse: of their normal equations of a and b.
-    """
+    """A fitted learning curve ε(m) = α·m^β + γ with 95 % intervals, and all curves that the data accept."""
 
     alpha: Interval[float]
     beta: Interval[float]
     gamma: Interval[float]
-    identified: bool
-    spread: float
-    unknowns: Array  # (curve, 3)
-    room: Array  # (curve,)
-    inverse: Array  # (curve, 2, 2)
+    identified: bool  # whether γ is known: 0 is not in its interval, whose ends are within a factor of four
+    spread: float  # standard deviation of log ε about the curve; 0.05 is about 5 %
+    unknowns: Array  # (curve, 3), the best one first
+    room: Array  # (curve,): t²·s² less what the loss of each exceeds the least by
+    inverse: Array  # (curve, 2, 2), of their normal equations of a and b
     centre: float  # of log m
 
     def at(self, size: float) -> Interval[float]:

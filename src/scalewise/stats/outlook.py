@@ -23,17 +23,13 @@ AHEAD = (2, 4, 10)  # times the largest size seen
 
 @dataclass(frozen=True)
 class Outlook:
-    """A fitted curve, the points it was fitted to by size, and what is asked of it.
-
-    small: sizes below this are in the small-data region; None where no point is.
-    irreducible: the size from which on γ is more than half of the error; None where γ is not known.
-    """
+    """A fitted curve, the points it was fitted to by size, and what is asked of it."""
 
     kind: Kind
     points: tuple[tuple[float, float], ...]
     curve: LearningCurve
-    small: float | None
-    irreducible: float | None
+    small: float | None  # sizes below this are in the small-data region; None where no point is
+    irreducible: float | None  # the size from which on γ is more than half of the error; None where γ is not known
     target: float | None
 
     @property

@@ -45,14 +45,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class Knee:
-    """The smallest worker batch with 90 % of the best throughput.
-
-    low: the smallest that may have it, given the noise of the rounds; high: the smallest that surely has it.
-    """
+    """The smallest worker batch with 90 % of the best throughput."""
 
     worker_batch: int
-    low: int
-    high: int
+    low: int  # the smallest that may have it, given the noise of the rounds
+    high: int  # the smallest that surely has it
 
 
 def rate(worker_batch: int, rounds: Sequence[float]) -> Rate:
@@ -61,7 +58,7 @@ def rate(worker_batch: int, rounds: Sequence[float]) -> Rate:
     return Rate(worker_batch, statistics.median(rounds), low, high, len(rounds))
 
 
-def find_knee(rounds: Mapping[int, Sequence[float]], share: float = KNEE) -> Knee:
+def find_knee(rounds: Mapping[int, Sequence[float]]) -> Knee:
     """Where the curve bends, from samples per second by worker batch and round.
 
     Worker batches are compared within a round, in which the machine was as busy for all of them: the median of the
@@ -76,9 +73,9 @@ def find_knee(rounds: Mapping[int, Sequence[float]], share: float = KNEE) -> Kne
     }
     bounds = {batch: median_interval(values) for batch, values in ratios.items()}
     return Knee(
-        worker_batch=next(batch for batch, values in ratios.items() if statistics.median(values) >= share),
-        low=next(batch for batch, (_, high) in bounds.items() if high >= share),
-        high=next(batch for batch, (low, _) in bounds.items() if low >= share),
+        worker_batch=next(batch for batch, values in ratios.items() if statistics.median(values) >= KNEE),
+        low=next(batch for batch, (_, high) in bounds.items() if high >= KNEE),
+        high=next(batch for batch, (low, _) in bounds.items() if low >= KNEE),
     )
 
 
@@ -92,18 +89,15 @@ TINY = 1e-300
 
 @dataclass(frozen=True)
 class Cost:
-    """α of one message and β of one unit.
-
-    misfit: the median relative distance of a timing from the line: small where the model holds.
-    """
+    """α of one message and β of one unit."""
 
     fixed_seconds: Interval[float]
     unit_seconds: Interval[float]
-    misfit: float
+    misfit: float  # the median relative distance of a timing from the line: small where the model holds
 
-    def seconds(self, units: float, messages: float = 1.0) -> float:
-        """What a number of units takes."""
-        return messages * self.fixed_seconds.value + units * self.unit_seconds.value
+    def seconds(self, units: float) -> float:
+        """What a number of units takes, in one message."""
+        return self.fixed_seconds.value + units * self.unit_seconds.value
 
 
 def fit(messages: Sequence[float], units: Sequence[float], timings: Sequence[Sequence[float]], seed: int = 0) -> Cost:
@@ -204,15 +198,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class Lost:
-    """Shares of a step's time that an ideal scaling would not have spent; with the efficiency they add up to 1.
-
-    rest: slower computing, by processes that share cores, caches and memory, or by work that is not shared out.
-    """
+    """Shares of a step's time that an ideal scaling would not have spent; with the efficiency they add up to 1."""
 
     communication_share: float
     imbalance_share: float
     input_share: float
-    rest_share: float
+    rest_share: float  # slower computing, by processes that share cores and memory, or by work that is not shared out
 
 
 def parts_of_step(
