@@ -309,7 +309,7 @@ def test_half_characters_and_subnormal_numbers_make_a_page(tmp_path):
     measured = json.loads((tmp_path / "small" / "measure.json").read_text())
     measured["training"][0]["low"] = 1e-320
     (tmp_path / "small" / "measure.json").write_text(json.dumps(measured))
-    page.write([tmp_path / "half", tmp_path / "small"], tmp_path / "page.html")
+    page.report([tmp_path / "half", tmp_path / "small"], tmp_path / "page.html")
     assert "lin?ear" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 

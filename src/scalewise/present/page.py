@@ -146,11 +146,6 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
-def write(folders: Sequence[Path], path: Path) -> None:
-    """Write the page of some run folders."""
-    write_atomically(path, page(folders))
-
-
 def report(runs: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of some run folders; by default report.html in the folder, or in the working folder for several.
 
@@ -170,14 +165,14 @@ def _check_writable(path: Path) -> None:
         raise UsageError(f"--out {path}: the folder {path.parent} does not exist; create it first")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{path.parent} is not writable; name another file with --out")
-    if path.exists() and not is_page(path):
+    if path.exists() and not _is_page(path):
         raise UsageError(
             f"--out must be a new file or a page of scalewise, got {path}, which is neither; choose another"
         )
 
 
-def is_page(path: Path) -> bool:
-    """Whether a file is a page that `write` wrote, and may be overwritten."""
+def _is_page(path: Path) -> bool:
+    """Whether a file is a page that was written here, and may be overwritten."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -187,7 +182,7 @@ def is_page(path: Path) -> bool:
 def leave(folder: Path) -> str:
     """Write the page of a run that has ended into its folder; returns what went wrong: the run itself is done."""
     try:
-        write([folder], folder / FILE)
+        write_atomically(folder / FILE, page([folder]))
     except Exception as error:  # no page is worth a run
         return f"{folder / FILE} could not be written: {error!r}"
     return ""

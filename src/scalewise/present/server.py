@@ -380,8 +380,4 @@ def _said(run: Run) -> str:
 
 def _is_text(name: str) -> bool:
     """Whether a name can stand in an address."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return name == name.encode(errors="ignore").decode()

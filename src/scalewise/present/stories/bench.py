@@ -39,17 +39,16 @@ def benching_story(document: Stored) -> Story:
     rows = [row for row in document.parts("rows")[:MOST_ROWS] if row.is_object]
     kind = document.text("kind")
     question, own = KINDS.get(kind, (f"What did bench {kind} find?", None))
-    sections = [
-        *(own(document, rows) if own and rows else []),
-        scaling_section(rows),
-        growth_section(kind, rows),
-        rows_section(rows),
-        measured_section(document, rows),
-    ]
     return Story(
         question=question,
         answer=document.text("advice") or sentence(_said(document, rows)),
-        sections=kept(*sections),
+        sections=kept(
+            *(own(document, rows) if own and rows else []),
+            scaling_section(rows),
+            growth_section(kind, rows),
+            rows_section(rows),
+            measured_section(document, rows),
+        ),
     )
 
 

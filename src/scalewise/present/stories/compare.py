@@ -28,7 +28,11 @@ def comparison_story(document: Stored) -> Story:
     return Story(
         question=f"{cost}, and which remedy brings it back?",
         answer=answer(document, rows, name, several, higher),
-        facts=_facts(document, rows),
+        facts=(
+            Fact("task", document.text("task")),
+            Fact("rows", number(len(rows)), count(len(document.parts("seeds")), "seed") + " each"),
+            Fact("time", seconds(document.number("seconds")), f"{count(document.number('jobs'), 'run')} at a time"),
+        ),
         sections=kept(
             rows_section(rows, name, several, higher),
             curve_section(document, name) if several else None,
@@ -44,14 +48,6 @@ def comparison_story(document: Stored) -> Story:
 def has_several_counts(rows: Sequence[Stored]) -> bool:
     """Whether the rows are over several numbers of workers."""
     return len({row.number("workers") for row in rows if row.text("name") != "single"}) > 1
-
-
-def _facts(document: Stored, rows: Sequence[Stored]) -> tuple[Fact, ...]:
-    return (
-        Fact("task", document.text("task")),
-        Fact("rows", number(len(rows)), count(len(document.parts("seeds")), "seed") + " each"),
-        Fact("time", seconds(document.number("seconds")), f"{count(document.number('jobs'), 'run')} at a time"),
-    )
 
 
 def answer(document: Stored, rows: Sequence[Stored], name: str, several: bool, higher: bool) -> str:

@@ -24,12 +24,11 @@ AHEAD = 1  # which of the sizes ahead the answer is about
 
 def forecasting_story(document: Stored) -> Story:
     """The story of one forecast."""
-    sections = [curve_section(document), takes_section(document)]
     return Story(
         question=f"How much does the error fall with more {_kind(document)}?",
         answer=answer(document),
         facts=_facts(document),
-        sections=kept(*sections),
+        sections=kept(curve_section(document), takes_section(document)),
         tone="warning" if document.flag("unreachable") else "strong",
     )
 
@@ -136,14 +135,10 @@ def errors_table(document: Stored, seen: tuple[tuple[float, float], ...]) -> Tab
 def _expected(document: Stored, part: Stored, size: float) -> tuple[str, str, str]:
     value, low, high = part.estimate()
     value = _error_at(document, size) if value is None else value
-    return rough(value), NOTHING if low is None else span(low, high, rough), _region(document, size)
-
-
-def _region(document: Stored, size: float) -> str:
     small, large = (document.number("regions", name) for name in ("small_until", "irreducible_from"))
-    if small is not None and size < small:
-        return "small data"
-    return "irreducible" if large is not None and size >= large else "power law"
+    region = "irreducible" if large is not None and size >= large else "power law"
+    region = "small data" if small is not None and size < small else region
+    return rough(value), NOTHING if low is None else span(low, high, rough), region
 
 
 def _error_at(document: Stored, size: float) -> float | None:

@@ -31,6 +31,7 @@ THROUGHPUT_LINES, LAYER_LINES = 8, 12
 
 def measurement_story(document: Stored) -> Story:
     """The story of one measurement."""
+    doubt = f"noise scale: {document.text('verdict')}" if document.flag("noise_scale", "enough") is False else ""
     return Story(
         question=f"How far can {document.text('task')} scale?",
         answer=answer(document),
@@ -46,15 +47,8 @@ def measurement_story(document: Stored) -> Story:
             sharpness_section(document),
         ),
         notes=tuple(_notes(document)),
-        problems=tuple(_problems(document)),
+        problems=tuple(filter(None, [doubt, document.text("missed")])),
     )
-
-
-def _problems(document: Stored) -> list[str]:
-    """What stands in the way of acting on it."""
-    doubtful = document.flag("noise_scale", "enough") is False
-    found = [f"noise scale: {document.text('verdict')}" if doubtful else "", document.text("missed")]
-    return [problem for problem in found if problem]
 
 
 def answer(document: Stored) -> str:
@@ -95,12 +89,9 @@ def _workers_said(document: Stored) -> list[str]:
     half = f"Up to {bound}{most:,} workers of {number(batch)} each sample is worth at least half: {found}."
     hardly = f"Hardly beyond one worker of {number(batch)}: {found}."
     said = [half if most >= 2 or bound == "at least " else hardly]
-    own = next(
-        (row for row in document.parts("efficiency") if row.number("workers") == document.number("workers")), None
-    )
-    if own is not None:
-        said.append(f"At {count(document.number('workers'), 'worker')} it is worth {worth(own)}.")
-    return said
+    workers = document.number("workers")
+    own = [row for row in document.parts("efficiency") if row.number("workers") == workers]
+    return said + [f"At {count(workers, 'worker')} it is worth {worth(row)}." for row in own[:1]]
 
 
 def _beside(document: Stored) -> str:
@@ -303,19 +294,14 @@ def sharpness_section(document: Stored) -> Section | None:
     boxes = next((found for one in minima if (found := one.parts("full", "rows"))), [])
     epsilons = [number(row.number("epsilon")) for row in boxes]
     columns = [f"{space} ε {epsilon}" for space in ("all weights", "subspace") for epsilon in epsilons]
-    rows = tuple(
-        (minimum.text("run"), number(minimum.number("full", "loss")), *_rises(minimum, len(epsilons)))
-        for minimum in minima
-    )
+    rows = []
+    for minimum in minima:  # at every size of the box, in both spaces
+        seen = [_rise(row) for space in ("full", "subspace") for row in minimum.parts(space, "rows")]
+        rises = seen or [_rise(Stored()), *[""] * max(0, 2 * len(epsilons) - 1)]
+        rows.append((minimum.text("run"), number(minimum.number("full", "loss")), *rises))
     title = "Sharpness: the loss rises by so many percent of 1 + loss"
-    table = Table(("run", "loss", *(columns or ["sharpness"])), rows, "Sharpness")
+    table = Table(("run", "loss", *(columns or ["sharpness"])), tuple(rows), "Sharpness")
     return Section(title, (table,)) if rows else None
-
-
-def _rises(minimum: Stored, boxes: int) -> list[str]:
-    """At every size of the box, in both spaces."""
-    found = [_rise(row) for space in ("full", "subspace") for row in minimum.parts(space, "rows")]
-    return found or [_rise(Stored()), *[""] * max(0, 2 * boxes - 1)]
 
 
 def _rise(row: Stored) -> str:

@@ -40,18 +40,17 @@ def planning_story(document: Stored) -> Story:
     """The story of one plan."""
     rows = rows_of(document)
     chosen = recommended(document, rows)
-    sections = [
-        rows_section(document, rows, chosen),
-        Section("Run it", (Command(document.text("command")),)) if document.text("command") else None,
-        charts_section(rows, chosen),
-        planner_section(document, rows, chosen),
-    ]
-    task = document.text("task")
+    task, command = document.text("task"), document.text("command")
     return Story(
         question=f"How many workers are worth it{f' for {task}' if task else ''}?",
         answer=answer(document),
         facts=(*_facts(chosen), *accuracy_facts(document, rows)),
-        sections=kept(*sections),
+        sections=kept(
+            rows_section(document, rows, chosen),
+            Section("Run it", (Command(command),)) if command else None,
+            charts_section(rows, chosen),
+            planner_section(document, rows, chosen),
+        ),
         notes=tuple(note.shown() for note in document.parts("notes")),
         tone="warning" if chosen is None else "strong",
     )
@@ -145,7 +144,8 @@ def rows_section(document: Stored, rows: Sequence[Stored], chosen: Stored | None
     if not rows:
         return None
     name = document.text("metric", "name") or "accuracy"
-    names = aligned([_marked(row, row is chosen) for row in rows])
+    marks = [f"{'▶ ' * (row is chosen)}{'~' if row.flag('extrapolated') else ''}" for row in rows]
+    names = aligned([f"{mark}{number(row.number('workers'))}" for mark, row in zip(marks, rows, strict=True)])
     columns: Columns[Stored] = {
         "workers": lambda row: names[rows.index(row)],
         "global batch": number_of("global_batch"),
@@ -186,10 +186,6 @@ def _legend(document: Stored, rows: Sequence[Stored], chosen: Stored | None) -> 
         warmup = number(several.number("warmup_epochs") or 0.0)
         said.append(f"Several workers: the rate by {several.text('rule')}, warm-up {warmup} epochs (train --search 0).")
     return "\n".join(said)
-
-
-def _marked(row: Stored, chosen: bool) -> str:
-    return f"{'▶ ' if chosen else ''}{'~' if row.flag('extrapolated') else ''}{number(row.number('workers'))}"
 
 
 def charts_section(rows: Sequence[Stored], chosen: Stored | None) -> Section | None:

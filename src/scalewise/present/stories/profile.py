@@ -44,19 +44,18 @@ def profiling_story(document: Stored) -> Story:
     """The story of one profile."""
     task = document.text("task")
     bottleneck, advice = document.text("bottleneck"), document.text("advice")
-    sections = [
-        Section("What to try", (advice,)) if advice else None,
-        phases_section(document),
-        layers_section(document),
-        timeline_section(document),
-        usage_section(document),
-    ]
     said = bottleneck if bottleneck.endswith(".") else f"Most of it goes into {bottleneck}."
     return Story(
         question=f"Where does the time of a step go{f' in {task}' if task else ''}?",
         answer=said if bottleneck else "There are no phases yet.",
         facts=_facts(document),
-        sections=kept(*sections),
+        sections=kept(
+            Section("What to try", (advice,)) if advice else None,
+            phases_section(document),
+            layers_section(document),
+            timeline_section(document),
+            usage_section(document),
+        ),
         notes=tuple(overhead(document)),
         tone="warning",
     )

@@ -39,16 +39,15 @@ def replay_story(document: Stored) -> Story:
     begun = f"the checkpoint of step {number(start)}" if start else "the start of training"
     said, tone, differing = _verdict(document)
     workers = document.parts("workers")
-    sections = [
-        Section("What differs", tuple(Cell(line, "bad") for line in differing)) if differing else None,
-        Section("Workers", (_workers(workers),)) if workers else None,
-        Section("Gradients", (_parameters(workers),)) if workers else None,
-    ]
     return Story(
         question=f"Is step {number(document.number('step'))} of {document.text('run')} what the run recorded?",
         answer=said,
         facts=(Fact("computed", f"from {begun}, {number(trained)} steps trained to get there"),),
-        sections=kept(*sections),
+        sections=kept(
+            Section("What differs", tuple(Cell(line, "bad") for line in differing)) if differing else None,
+            Section("Workers", (_workers(workers),)) if workers else None,
+            Section("Gradients", (_parameters(workers),)) if workers else None,
+        ),
         tone=tone,
     )
 
@@ -117,19 +116,16 @@ def bisect_story(document: Stored) -> Story:
     step, fields = document.number("record", "step"), document.part("record", "fields").items()
     again = _recomputed(document)
     rows = tuple((name, *(side.shown() for side in pair.parts()[:2])) for name, pair in fields)
-    columns = ("field", "left", "right")
-    sections = [
-        Section(f"Recorded in step {number(step)}", (Table(columns, rows, "Records", words=frozenset({1, 2})),))
-        if differ and rows
-        else None,
-        Section("", (Cell(again, "dim"),)) if differ and again else None,
-        _reasons(document, differ),
-    ]
+    table = Table(("field", "left", "right"), rows, "Records", words=frozenset({1, 2}))
     return Story(
         question="Where do the two runs part?",
         answer=_where(document) if differ else _same(compared, stored),
         facts=(Fact("left", left), Fact("right", right)),
-        sections=kept(*sections),
+        sections=kept(
+            Section(f"Recorded in step {number(step)}", (table,)) if differ and rows else None,
+            Section("", (Cell(again, "dim"),)) if differ and again else None,
+            _reasons(document, differ),
+        ),
         problems=tuple(problem.text() for problem in document.parts("problems")),
         tone="bad" if differ else "good" if compared or stored else "warning",
     )
