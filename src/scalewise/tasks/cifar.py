@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from scalewise.recipe import Recipe
 from scalewise.tasks import augment, sources
 from scalewise.tasks.augment import Pixels
 from scalewise.tasks.sources import CIFAR10, CIFAR_RECORD
-from scalewise.tasks.task import Task, classifier
+from scalewise.tasks.task import Task, classifier, convolution
 
 
 def load(data: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -77,18 +78,10 @@ def cifar10(bn: bool = False, data: Path | None = None) -> Task:
 def small(bn: bool = True) -> nn.Module:
     """Four 3×3 convolutions with pooling: 4.6 M multiply-adds an image, 108,586 parameters with batch norm."""
 
-    def block(inputs: int, outputs: int, pool: nn.Module) -> list[nn.Module]:
-        norm: list[nn.Module] = [nn.BatchNorm2d(outputs)] if bn else []
-        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=not bn), *norm, nn.ReLU(), pool]
-
-    return nn.Sequential(
-        Pixels(),
-        *block(3, 16, nn.MaxPool2d(2)),
-        *block(16, 40, nn.MaxPool2d(2)),
-        *block(40, 64, nn.MaxPool2d(2)),
-        *block(64, 128, nn.MaxPool2d(2)),
-        nn.Flatten(), nn.Linear(512, 10),
-    )  # fmt: skip
+    layers: list[nn.Module] = [Pixels()]
+    for inputs, outputs in pairwise((3, 16, 40, 64, 128)):
+        layers += [*convolution(inputs, outputs, bn, bias=not bn), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
 
 
 def cifar10_small(bn: bool = True, augmented: bool = True, data: Path | None = None) -> Task:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from scalewise.errors import TaskError
 from scalewise.recipe import Recipe
-from scalewise.tasks.task import Task, classifier
+from scalewise.tasks.task import Task, classifier, convolution
 
 TEST_SAMPLES = 360
 
@@ -36,12 +36,8 @@ def _check_dropout(dropout: float) -> None:
 def cnn(bn: bool, dropout: float) -> nn.Module:
     """Two 3×3 convolutions and a dense layer: 9,930 parameters, 10,026 with batch norm."""
 
-    def block(inputs: int, outputs: int) -> list[nn.Module]:
-        norm: list[nn.Module] = [nn.BatchNorm2d(outputs)] if bn else []
-        return [nn.Conv2d(inputs, outputs, 3, padding=1), *norm, nn.ReLU()]
-
-    drop: list[nn.Module] = [nn.Dropout(dropout)] if dropout else []
-    return nn.Sequential(*block(1, 16), *block(16, 32), nn.MaxPool2d(2), nn.Flatten(), *drop, nn.Linear(512, 10))
+    layers, drop = [*convolution(1, 16, bn), *convolution(16, 32, bn)], [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), *drop, nn.Linear(512, 10))
 
 
 def digits(bn: bool = False, dropout: float = 0.0) -> Task:

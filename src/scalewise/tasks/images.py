@@ -17,7 +17,7 @@ from scalewise.errors import DataError, TaskError
 from scalewise.recipe import Recipe
 from scalewise.tasks import augment
 from scalewise.tasks.augment import Pixels
-from scalewise.tasks.task import Task, classifier
+from scalewise.tasks.task import Task, classifier, convolution
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -145,8 +145,7 @@ def vgg(classes: int, size: int, width: int, bn: bool) -> nn.Module:
     channels = 3
     for count, factor in zip(CONVOLUTIONS, WIDTHS, strict=True):
         for _ in range(count):
-            norm: list[nn.Module] = [nn.BatchNorm2d(factor * width)] if bn else []
-            layers += [nn.Conv2d(channels, factor * width, 3, padding=1), *norm, nn.ReLU()]
+            layers += convolution(channels, factor * width, bn)
             channels = factor * width
         layers.append(nn.MaxPool2d(2, ceil_mode=True))
         size = -(-size // 2)

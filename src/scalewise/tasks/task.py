@@ -226,6 +226,12 @@ def classifier(
     )
 
 
+def convolution(inputs: int, outputs: int, bn: bool, bias: bool = True) -> list[nn.Module]:
+    """A 3×3 convolution, its batch norm if it has one, and a ReLU."""
+    norm: list[nn.Module] = [nn.BatchNorm2d(outputs)] if bn else []
+    return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=bias), *norm, nn.ReLU()]
+
+
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Share of samples whose largest logit (or the sign of a single one) is right.
 
