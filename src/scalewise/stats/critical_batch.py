@@ -37,11 +37,6 @@ class CriticalBatch(Interval[float | None]):
     method: Method
 
     @property
-    def identified(self) -> bool:
-        """Whether the interval is bounded on both sides."""
-        return self.value is not None and bool(self.low) and self.high is not None
-
-    @property
     def bounded(self) -> bool:
         """Whether anything is ruled out: a number from data that fit 0 and infinity as well is none to go by.
 

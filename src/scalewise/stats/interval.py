@@ -157,9 +157,7 @@ class Scatter:
     def fieller(self, more: float = 1.0, least_signal: float = -math.inf) -> Interval[float | None]:
         """The interval of equal tails, or about what it would be after `more` times as many steps of the same kind.
 
-        Arguments:
-            more: as many times the steps.
-            least_signal: what the mean of the bottom counts as at least, in its present standard errors.
+        The mean of the bottom counts as at least `least_signal` of its present standard errors.
         """
         bottom = max(self.bottom, least_signal * math.sqrt(self.bottom_bottom))
         square = t_quantile(self.freedom * more) ** 2 / more
@@ -234,12 +232,7 @@ def _root(function: Callable[[float], float], start: float, stop: float) -> floa
 
 
 def scatter(top: np.ndarray, bottom: np.ndarray, block: int = BLOCK_STEPS) -> Scatter:
-    """Means and their errors from the scatter within blocks of neighbouring steps.
-
-    Arguments:
-        top, bottom: the series, of which mean(top) ÷ mean(bottom) is sought.
-        block: neighbours among which the true means hardly move.
-    """
+    """Means and their errors from the scatter within blocks of neighbours, among which the true means hardly move."""
     series = np.stack([top, bottom])  # (2, step)
     steps = series.shape[1]
     edges = np.linspace(0, steps, max(1, steps // block) + 1).round().astype(int).tolist()

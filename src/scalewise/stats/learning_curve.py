@@ -88,13 +88,12 @@ def fit(points: Sequence[tuple[float, float]]) -> LearningCurve:
     """
     sizes, errors = _checked(points)
     centre = float(np.log(sizes).mean())
-    x, logs = np.log(sizes) - centre, np.log(errors)[None, :]
+    x, logs = np.log(sizes) - centre, np.log(errors)
     scale = 1.0  # first without robustness, to learn the scale
     for _ in range(2):
-        first = starts(x, logs, START_SHARES)
-        found, losses = solve(x, np.repeat(logs, len(first), axis=0), first, scale)
+        found, losses = solve(x, logs, starts(x, logs, START_SHARES), scale)
         best = found[[losses.argmin()]]  # (1, 3)
-        residuals = (logs - np.log(curve(best, x)))[0]
+        residuals = logs - np.log(curve(best, x)[0])
         spent = math.sqrt(len(x) / max(len(x) - 3, 1))  # three residuals, on the unknowns
         scale = max(1.4826 * float(np.median(np.abs(residuals))) * spent, LEAST_SCALE)
     least = float(huber(residuals[None, :], scale)[0])
@@ -122,9 +121,8 @@ def _accepted(
     """Curves with γ held at many values, coarse ones first and then fine ones where the data accept them."""
 
     def held(values: Array) -> tuple[Array, Array]:
-        rows = np.repeat(logs, len(values), axis=0)
         first = starts(x, logs, values / np.exp(logs.min()))
-        found, losses = solve(x, rows, first, scale, free_floor=False)
+        found, losses = solve(x, logs, first, scale, free_floor=False)
         return found, least + limit - losses
 
     grid = np.linspace(0.0, MOST * float(np.exp(logs.min())), COARSE)
@@ -188,15 +186,13 @@ def huber(residuals: Array, scale: float) -> Array:
 
 
 def starts(x: Array, logs: Array, shares: Array) -> Array:
-    """A straight line through log(ε − γ), for γ some shares of the least error; (fit · share, 3)."""
-    least = np.exp(logs.min(axis=1))  # (fit,)
-    gamma = (shares[None, :] * least[:, None]).reshape(-1, 1)  # (fit · share, 1)
-    repeated = np.repeat(np.exp(logs), len(shares), axis=0)
-    rest = np.log(np.maximum(repeated - gamma, 1e-3 * repeated))
+    """A straight line through log(ε − γ), for γ some shares of the least error; (share, 3)."""
+    errors, gamma = np.exp(logs), shares * np.exp(logs.min())
+    rest = np.log(np.maximum(errors - gamma[:, None], 1e-3 * errors))  # (share, point)
     centre = x - x.mean()
     slope = np.clip((rest * centre).sum(axis=1) / (centre**2).sum(), STEEPEST, 0.0)
     level = rest.mean(axis=1) - slope * x.mean()
-    return np.column_stack([level, slope, gamma[:, 0]])
+    return np.column_stack([level, slope, gamma])
 
 
 def solve(x: Array, logs: Array, first: Array, scale: float, free_floor: bool = True) -> tuple[Array, Array]:
@@ -204,12 +200,12 @@ def solve(x: Array, logs: Array, first: Array, scale: float, free_floor: bool = 
 
     Arguments:
         x: centred log sizes, (point,).
-        logs: log errors, (fit, point).
+        logs: log errors, (point,).
         first: where each fit starts, (fit, 3).
         scale: of the residuals, for Huber.
         free_floor: whether γ is fitted; else it stays where it starts.
     """
-    most = MOST * np.exp(logs.min(axis=1))
+    most = MOST * np.exp(logs.min())
     at, damping = first.copy(), np.full(len(first), 1e-3)
     losses = huber(logs - np.log(curve(at, x)), scale)
     for _ in range(STEPS):

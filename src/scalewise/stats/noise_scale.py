@@ -66,13 +66,7 @@ UNKNOWN = NoiseEstimate(None, None, None, enough=False, more_steps=ENOUGH_STEPS)
 def ratio_of_means(
     numerator: np.ndarray, denominator: np.ndarray, block: int = BLOCK_STEPS, least: int = ENOUGH_STEPS
 ) -> NoiseEstimate:
-    """mean(numerator) ÷ mean(denominator) over steps, with its 95 % interval.
-
-    Arguments:
-        numerator, denominator: one number per step.
-        block: neighbouring steps among which their true means hardly move.
-        least: steps below which it is never enough.
-    """
+    """mean(numerator) ÷ mean(denominator) over steps, with its 95 % interval; never enough below `least` steps."""
     steps = len(numerator)
     if steps < LEAST_STEPS:
         top, bottom = float(numerator.mean()), float(denominator.mean())
@@ -86,25 +80,18 @@ def ratio_of_means(
 
 
 def _more_steps(seen: Scatter, least: int) -> int | None:
-    """How many steps are missing, if they continue as before; None where that is too far off."""
+    """How many steps are missing, to a twentieth, if they continue as before; None where that is too far off."""
 
     def enough(times: float) -> bool:
         return seen.fieller(times, LEAST_SIGNAL).within(ENOUGH_RATIO)
 
-    times = 1.0 if enough(1.0) else smallest(enough, 1.0, MOST_TIMES)
-    if times is None:
-        return None
-    return rounded_up(max(seen.steps * (times - 1), least - seen.steps, 1))
-
-
-def smallest(holds: Callable[[float], bool], low: float, high: float) -> float | None:
-    """The smallest number, to a twentieth, for which something holds, which then holds for all larger ones."""
-    if not holds(high):
+    low, high = 1.0, 1.0 if enough(1.0) else MOST_TIMES
+    if not enough(high):
         return None
     while high > 1.05 * low:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return rounded_up(max(seen.steps * (high - 1), least - seen.steps, 1))
 
 
 def rounded_up(number: float) -> int:
