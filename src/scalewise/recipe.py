@@ -335,9 +335,10 @@ def adapts(recipe: Recipe) -> bool:
 
 def _gain_reason(recipe: Recipe, pilot: Search) -> str:
     power = "the root of the gain" if recipe.optimizer in ADAPTIVE else "the gain"
+    noise = "not separated from infinity" if pilot.noise_scale is None else f"{pilot.noise_scale:,.0f} samples"
     return (
         f"a step of {recipe.workers} workers is worth {_gain(recipe, pilot):.1f} steps of one as training begins "
-        f"(noise scale {_shown(pilot)}); it is measured in every step, and {recipe.optimizer}'s rate follows {power}"
+        f"(noise scale {noise}); it is measured in every step, and {recipe.optimizer}'s rate follows {power}"
     )
 
 
@@ -371,21 +372,14 @@ def _gain(recipe: Recipe, pilot: Search, growth: float = 1) -> float:
     return (ratio + 1) / (ratio / recipe.workers + 1)
 
 
-def _shown(pilot: Search) -> str:
-    return "not separated from infinity" if pilot.noise_scale is None else f"{pilot.noise_scale:,.0f} samples"
-
-
 def _derive_rates(recipe: Recipe, derive: Any, samples: int | None) -> None:  # noqa: ANN401
     chosen = recipe.model_fields_set
     rule = recipe.lr_rule
     if "lr_rule" not in chosen:
         rule = fitting_rule(recipe)
         law = "grows with the root of the batch" if rule == "sqrt" else "grows with the batch"
-        derive(
-            "lr_rule",
-            rule,
-            f"{recipe.workers} workers average more noise away; {recipe.optimizer}'s rate {law}",
-        )
+        reason = f"{recipe.workers} workers average more noise away; {recipe.optimizer}'s rate {law}"
+        derive("lr_rule", rule, reason)
     if "warmup_epochs" not in chosen and rule not in ("none", "adascale"):  # whose rate rises by what it measures
         derive("warmup_epochs", fitting_warmup(recipe, samples), "a scaled rate is too large for the first steps")
 

@@ -155,19 +155,15 @@ def worker_batch_too_small(evidence: Evidence, reference: Evidence | None) -> Ve
         return None
     layers = f"{norm.layers} layer{'s' if norm.layers > 1 else ''}"
     severity: Severity = "high" if norm.group <= 2 else "medium" if norm.group <= 4 else "low"
-    if evidence.watched:
-        fix = (
-            "Raise the micro batch (and ghost_batch, if there is one) to 8 or more, or use "
-            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)."
-        )
-    else:
-        fix = "Raise --worker-batch (and --micro-batch or ghost:N) to 8 or more, with fewer workers."
     return Finding(
         "worker-batch-too-small",
         severity,
         f"batch norm ({layers}) takes its statistics over {shown(norm.group)} samples; under "
         f"{SMALLEST_GROUP} they are noisy.",
-        fix,
+        "Raise the micro batch (and ghost_batch, if there is one) to 8 or more, or use "
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)."
+        if evidence.watched
+        else "Raise --worker-batch (and --micro-batch or ghost:N) to 8 or more, with fewer workers.",
     )
 
 
@@ -190,14 +186,9 @@ def statistics_lag(evidence: Evidence, reference: Evidence | None) -> Verdict:
         "statistics-lag",
         "high" if kept > 4 * START_SHARE or far else "medium",
         f"batch norm's running statistics (momentum {shown(norm.momentum or 0.0)}) {' and '.join(facts)}.",
-        _fix(evidence),
+        "Set momentum=0.1 in the batch-norm layers, or recompute the statistics before evaluating: "
+        "torch.optim.swa_utils.update_bn(loader, model)."
+        if evidence.watched
+        else "Use --statistics auto, which recomputes them before evaluating, or momentum=0.1 in the batch-norm "
+        "layers.",
     )
-
-
-def _fix(evidence: Evidence) -> str:
-    if evidence.watched:
-        return (
-            "Set momentum=0.1 in the batch-norm layers, or recompute the statistics before evaluating: "
-            "torch.optim.swa_utils.update_bn(loader, model)."
-        )
-    return "Use --statistics auto, which recomputes them before evaluating, or momentum=0.1 in the batch-norm layers."

@@ -77,9 +77,6 @@ def diagnose_folder(run: Path, reference: Path | None = None) -> Diagnosis:
         raise RunFolderError(f"{run} contains invalid numbers ({error}); restore it or train again") from None
 
 
-NOT_MEASURED = "noise scale: not measured; see `scalewise doctor` for what was in the way"
-
-
 def summary(diagnosis: Diagnosis) -> str:
     """The noise scale, then what was found, worst first."""
     lines = [noise_sentence(diagnosis.evidence.noise)]
@@ -101,6 +98,6 @@ def noise_sentence(noise: NoiseEstimate | None) -> str:
     'noise scale 120 samples (95 %: 90 to 160): enough'
     """
     if noise is None:
-        return NOT_MEASURED
+        return "noise scale: not measured; see `scalewise doctor` for what was in the way"
     value, low, high = ("?" if one is None else shown(one) for one in (noise.value, noise.low, noise.high))
     return f"noise scale {value} samples (95 %: {low} to {high}): {noise.verdict}"

@@ -71,14 +71,10 @@ class Plan:
         found = asdict(row) | {"rule": rule, "warmup_epochs": self.recipe.warmup_epochs}
         for name in INTERVALS:
             found[f"{name}_low"], found[f"{name}_high"] = self.interval(place, name)
-        expected = self.metric(row.workers)
+        one = Metric(self.inputs.accuracy, self.inputs.accuracy_low, self.inputs.accuracy_high, 0)
+        expected = self.seen.get(row.workers, one)  # where none were seen, what one worker reached, of no runs
         ends = {"accuracy_low": expected.low, "accuracy_high": expected.high, "accuracy_runs": expected.runs}
         return found | {"accuracy": expected.value} | ends
-
-    def metric(self, workers: int) -> Metric:
-        """What N workers reached; where none were seen, what one worker reached, of no runs."""
-        inputs = self.inputs
-        return self.seen.get(workers, Metric(inputs.accuracy, inputs.accuracy_low, inputs.accuracy_high, 0))
 
 
 def rows_with_ends(inputs: Inputs, workers: Sequence[int]) -> tuple[tuple[Row, ...], tuple[Row, ...], tuple[Row, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ class Known:
     measured: tuple[Measured, ...] = ()
     runs: tuple[SeenRun, ...] = ()
     link: Link | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def plus(self, other: Known) -> Known:
         """Both; what is newer comes last."""

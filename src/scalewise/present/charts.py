@@ -119,12 +119,7 @@ def series_of(
     band: tuple[Sequence[str], Sequence[str]] | None = None,
     kind: Literal["line", "dots", "both"] = "line",
 ) -> Series:
-    """One number of some records against another, as far as both are known.
-
-    Arguments:
-        x, y: where the numbers are, y by its keys one within the other.
-        band: the keys of its two ends, if it has any.
-    """
+    """One number of some records against another, as far as both are known; `y` and the ends of its band by keys."""
     known = [(place, one.number(*y), one) for one in records if (place := one.number(x)) is not None]
     points = tuple((place, value) for place, value, _ in known if value is not None)
     ends = [(place, one.number(*band[0]), one.number(*band[1])) for place, _, one in known] if band else []

@@ -133,13 +133,8 @@ class TuneView(_RunsView):
     """The newest trials of a search while it goes on."""
 
     def __init__(self, quiet: bool, metric: Metric, planned: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin.
-
-        Arguments:
-            planned: samples of everything, about.
-        """
         super().__init__(quiet, metric)
-        self._planned, self._clock = planned, clock
+        self._planned, self._clock = planned, clock  # samples of everything, about
         self._trials: Sequence[Stored] = ()
         self._began, self._trained, self._stored = clock(), 0, 0
 

@@ -55,10 +55,7 @@ Found = TypeVar("Found")
 def serve(folder: Path, port: int, ready: Callable[[str], None]) -> int:
     """Serve the runs in a folder until a signal arrives; returns its number.
 
-    Arguments:
-        folder: of run folders.
-        port: where to listen; 0 for any that is free.
-        ready: receives the address, with its token, once it is served.
+    `ready` receives the address, with its token, once it is served; port 0 is any that is free.
     """
     if not folder.is_dir():
         raise RunFolderError(f"serve needs a folder of runs, found no folder {folder}; check the path")
@@ -239,7 +236,7 @@ class Request:
 
     method: str
     path: str
-    runs: tuple[str, ...]
+    runs: Names
     host: str
 
 
@@ -310,10 +307,9 @@ class Library:
 
     def names(self) -> dict[str, Kind]:
         """All runs, newest first; the folder itself if it is one."""
-        own = kind_of(self.root)
-        return {name: kind for name, kind in stored.find_runs(self.root).items() if _is_text(name)} | (
-            {".": own} if own else {}
-        )
+        own, found = kind_of(self.root), stored.find_runs(self.root).items()
+        in_addresses = {name: kind for name, kind in found if name == name.encode(errors="ignore").decode()}
+        return in_addresses | ({".": own} if own else {})
 
     def folder(self, name: str) -> Path:
         """The folder of a run, which must really be in ours."""
@@ -376,8 +372,3 @@ def _said(run: Run) -> str:
     workers, task = run.recipe.number("recipe", "workers"), run.recipe.text("task") or "a run"
     said = task if workers is None else f"{task}, workers: {number(workers)}"
     return f"{said}; {outcome(run) if run.document.is_object else 'no result yet'}"
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name can stand in an address."""
-    return name == name.encode(errors="ignore").decode()

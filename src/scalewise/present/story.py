@@ -148,15 +148,12 @@ class Plot:
 
 @dataclass(frozen=True)
 class Lanes:
-    """What happens side by side, for a terminal: a line of cells a lane, each with the letter of what fills it most.
-
-    rows: a lane's name and its stretches (start, length, letter, look); ░ is waiting, ━ a line.
-    keys: what the letters stand for (letter, name, look).
-    """
+    """What happens side by side, for a terminal: a line of cells a lane, each with the letter of what fills it most."""
 
     title: str
+    # a lane's name and its stretches (start, length, letter, look); ░ is waiting, ━ a line
     rows: tuple[tuple[str, tuple[tuple[float, float, str, int], ...]], ...]
-    keys: tuple[tuple[str, str, int], ...]
+    keys: tuple[tuple[str, str, int], ...]  # what the letters stand for (letter, name, look)
 
 
 @dataclass(frozen=True)

@@ -34,21 +34,21 @@ def tuning_story(document: Stored) -> Story:
     counts = ", ".join(number(row.number("workers")) for row in rows)
     return Story(
         question=f"In how few steps do {counts} workers learn {document.text('task')} as well as one?",
-        answer=" ".join(answer(row, document, name, len(rows) > 1) for row in rows) or "The search has not begun.",
+        answer=" ".join(answer(row, name, len(rows) > 1) for row in rows) or "The search has not begun.",
         facts=_facts(document, rows, name),
         sections=kept(
-            result_section(document, rows, name),
+            result_section(rows, name),
             Section("Run it", commands) if commands else None,
-            front_section(document, rows),
+            front_section(rows),
             rates_section(document, rows, name),
             *(trials_section(row, name, len(rows) > 1) for row in rows),
         ),
-        notes=_notes(document, rows, name),
+        notes=_notes(document, rows),
         tone="strong" if rows and all(row.flag("passed") for row in rows) else "warning",
     )
 
 
-def answer(row: Stored, document: Stored, name: str, several: bool) -> str:
+def answer(row: Stored, name: str, several: bool) -> str:
     """The steps, what of them is the optimizer's own, and how the test metric compares."""
     workers = f"{count(row.number('workers'), 'worker')}: " if several else ""
     steps, single = row.number("steps"), row.number("single", "steps")
@@ -59,15 +59,10 @@ def answer(row: Stored, document: Stored, name: str, several: bool) -> str:
         return f"{workers}No recipe was proved as good as one worker; {what}."
     fewer = f"{number(steps)} steps instead of {number(single)}, {rough(row.number('speedup_steps'))} times fewer"
     quality = f"test {spelled(name)} differs by {_against(row.part('not_inferior'), name)}"
-    return f"{workers}{fewer}; {quality}: not inferior.{_alone(row)}"
-
-
-def _alone(row: Stored) -> str:
-    same, single = row.part("same_optimizer"), row.number("single", "steps")
-    steps = same.number("steps")
-    if steps is None or not single:
-        return ""
-    return f" The optimizer alone takes one worker to {number(steps)} steps, {rough(single / steps)} times fewer."
+    alone, own = row.number("same_optimizer", "steps"), ""
+    if alone is not None and single:
+        own = f" The optimizer alone takes one worker to {number(alone)} steps, {rough(single / alone)} times fewer."
+    return f"{workers}{fewer}; {quality}: not inferior.{own}"
 
 
 def _against(part: Stored, name: str) -> str:
@@ -98,7 +93,7 @@ def _facts(document: Stored, rows: Sequence[Stored], name: str) -> tuple[Fact, .
     )
 
 
-def result_section(document: Stored, rows: Sequence[Stored], name: str) -> Section | None:
+def result_section(rows: Sequence[Stored], name: str) -> Section | None:
     """One worker, one worker with the same optimizer, and the recipes that were found."""
     known = [row for row in rows if row.number("steps") is not None]
     if not known:
@@ -148,7 +143,7 @@ def _spreads(rows: Sequence[Stored], name: str) -> list[Spread]:
     return found
 
 
-def front_section(document: Stored, rows: Sequence[Stored]) -> Section | None:
+def front_section(rows: Sequence[Stored]) -> Section | None:
     """Steps against samples of everything that is as good as one worker."""
     if not rows:
         return None
@@ -239,7 +234,7 @@ def trials_table(trials: Sequence[Stored], name: str) -> Table:
     )
 
 
-def _notes(document: Stored, rows: Sequence[Stored], name: str) -> tuple[str, ...]:
+def _notes(document: Stored, rows: Sequence[Stored]) -> tuple[str, ...]:
     found = ["The search looks at validation data only; test data are those of the proof."]
     if document.text("budget").endswith("min"):
         found.append("The budget is a time: another machine, or another run, may try more or fewer recipes.")
