@@ -83,8 +83,8 @@ def assemble(
     """
     steps, unreachable = _single_steps(facts, recipe, known, target)
     aim = None if unreachable else target
-    evidence = _evidence(facts, recipe, known, aim)
-    critical, ranges = to_go_by(evidence.noise, evidence.direct), to_go_by(evidence.noise, evidence.direct, LEVEL)
+    noise, direct, place = _evidence(facts, recipe, known, aim)
+    critical, ranges = to_go_by(noise, direct), to_go_by(noise, direct, LEVEL)
     rated = _rated(known)
     step_seconds, sample_seconds, compute_spread = _compute(
         [rate for one in rated for rate in one.rates], recipe.worker_batch
@@ -94,7 +94,7 @@ def assemble(
     largest = _largest(facts, known, hardware.memory_bytes)
     reading = [run.input_samples_per_second for run in known.runs if run.input_samples_per_second]
     overlap = ASSUMED_OVERLAP if hardware.overlap is None else (hardware.overlap,) * 3
-    trained = [run.recipe.global_batch for run in _alike(known, recipe)]
+    trained = [run.recipe for run in _alike(known, recipe)]
     swept = [one.trained_global_batch for one in known.measured]
     inputs = Inputs(
         worker_batch=recipe.worker_batch,
@@ -125,10 +125,11 @@ def assemble(
         accuracy=accuracy.value,
         accuracy_low=accuracy.low,
         accuracy_high=accuracy.high,
-        measured_global_batch=max([recipe.worker_batch, *trained, *swept]),
+        measured_global_batch=max([recipe.worker_batch, *(one.global_batch for one in trained), *swept]),
     )
     curve = next((run.curve for run in reversed(_singles(known, recipe)) if run.curve), ())
-    notes = (f"critical batch {_shown(critical)} by {evidence.source(critical)}", *_notes(known, hardware, largest))
+    source = _source(critical, direct, place, sorted({one.workers for one in trained}))
+    notes = (f"critical batch {_shown(critical)} by {source}", *_notes(known, hardware, largest))
     return Assembled(inputs, critical, notes, unreachable, curve, seen)
 
 
@@ -197,40 +198,31 @@ def _law_of_runs(facts: TaskFacts, recipe: Recipe, known: Known, target: float |
     return fit_law(points, "runs") if len({batch for batch, _ in points}) > 1 else None
 
 
-@dataclass(frozen=True)
-class _Evidence:
-    """What the records say of the critical batch: the noise scale, and what trainings took."""
-
-    noise: CriticalBatch | None
-    direct: Law | CriticalBatch | None
-    place: str  # of the measurement
-    workers: tuple[int, ...]  # of the runs
-
-    def source(self, critical: CriticalBatch) -> str:
-        """Where a critical batch comes from."""
-        if critical.method == "noise scale":
-            return f"noise scale along one training ({self.place})"
-        if not critical.method.startswith("runs"):
-            return f"{critical.method} ({self.place})"
-        assert isinstance(self.direct, Law)
-        runs = f"steps of {len(self.direct.steps)} runs with {', '.join(map(str, self.workers))} workers"
-        return runs + critical.method.removeprefix("runs").replace("noise", "the noise")
+def _source(critical: CriticalBatch, direct: Law | CriticalBatch | None, place: str, workers: Sequence[int]) -> str:
+    """Where a critical batch comes from: the measurement at a place, or runs of these workers."""
+    if critical.method == "noise scale":
+        return f"noise scale along one training ({place})"
+    if not critical.method.startswith("runs"):
+        return f"{critical.method} ({place})"
+    assert isinstance(direct, Law)
+    runs = f"steps of {len(direct.steps)} runs with {', '.join(map(str, workers))} workers"
+    return runs + critical.method.removeprefix("runs").replace("noise", "the noise")
 
 
-def _evidence(facts: TaskFacts, recipe: Recipe, known: Known, target: float | None) -> _Evidence:
-    """Of this optimizer the newest measurement, and the first that bounds it: auto's runs, then sweep or branches."""
+def _evidence(
+    facts: TaskFacts, recipe: Recipe, known: Known, target: float | None
+) -> tuple[CriticalBatch | None, Law | CriticalBatch | None, str]:
+    """Of this optimizer the newest noise scale, what trainings took, and where the measurement is.
+
+    Of trainings the first that bounds the critical batch counts: auto's runs, then sweep or branches.
+    """
     measured = [one for one in known.measured if one.optimizer == recipe.optimizer and (one.noise or one.direct)]
     newest = measured[-1] if measured else None
     by_runs = _law_of_runs(facts, recipe, known, target)
     found: list[Law | CriticalBatch] = [one for one in (by_runs, newest.direct if newest else None) if one is not None]
     bounding = [one for one in found if (one.critical if isinstance(one, Law) else one).high is not None]
-    workers = {run.recipe.workers for run in _alike(known, recipe)}
-    return _Evidence(
-        noise=None if newest is None else newest.noise,
-        direct=next(iter([*bounding, *found]), None),
-        place="" if newest is None else str(newest.path.parent),
-        workers=tuple(sorted(workers)),
-    )
+    direct = next(iter([*bounding, *found]), None)
+    return (None, direct, "") if newest is None else (newest.noise, direct, str(newest.path.parent))
 
 
 def _rated(known: Known) -> list[Measured]:

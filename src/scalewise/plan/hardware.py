@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -65,7 +65,6 @@ def save_link(path: Path, link: Link) -> None:
 
 def load_link(path: Path) -> Link:
     """Read a link profile, which may come from anyone."""
-    names = [field.name for field in fields(Link)]
     try:
         content = read_bytes(path)
         if parse_json(content)["kind"] == "link":
@@ -73,7 +72,7 @@ def load_link(path: Path) -> Link:
     except (OSError, ValueError, TypeError, KeyError):
         pass
     raise UsageError(
-        f"a link profile must be JSON with kind link and {', '.join(names[:3])}, which {path} is not; "
+        f"a link profile must be JSON with kind link and name, latency_seconds, bytes_per_second, which {path} is not; "
         f"scalewise bench collectives writes one"
     )
 

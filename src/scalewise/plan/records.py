@@ -12,8 +12,7 @@ from typing import Any
 from scalewise import records
 from scalewise.errors import RunFolderError, ScalewiseError
 from scalewise.files import read_json
-from scalewise.plan import hardware
-from scalewise.plan.hardware import Link
+from scalewise.plan.hardware import Link, load_link
 from scalewise.recipe import Recipe
 from scalewise.stats.critical_batch import CriticalBatch, from_noise
 from scalewise.stats.interval import Interval
@@ -155,7 +154,7 @@ def _read(file: Path, facts: TaskFacts) -> Known:
         if file.name == RECIPE:
             return _read_run(file.parent, facts)
         if _is_link(file):
-            return Known(link=hardware.load_link(file))
+            return Known(link=load_link(file))
         return Known(measured=(_read_measurement(file, facts),))
     except ScalewiseError:
         raise
