@@ -102,11 +102,6 @@ def file_of(folder: Path, process: int) -> Path:
     return folder / f"process-{process}.jsonl"
 
 
-def is_watched(folder: Path) -> bool:
-    """Whether a folder was written by `sw.watch`."""
-    return file_of(folder, 0).is_file()
-
-
 def read_folder(folder: Path) -> list[Watched]:
     """What every process of the newest job wrote, in order; files of an earlier, larger job are left out."""
     first = _read_file(file_of(folder, 0))

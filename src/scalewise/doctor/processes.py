@@ -74,12 +74,8 @@ def _same_gradients(evidence: Evidence) -> Verdict:
 
 
 def _same(sentence: str) -> Finding:
-    return Finding(
-        "same-data",
-        "high",
-        sentence,
-        "Give every process its own shard: DataLoader(data, sampler=torch.utils.data.DistributedSampler(data)).",
-    )
+    fix = "Give every process its own shard: DataLoader(data, sampler=torch.utils.data.DistributedSampler(data))."
+    return Finding("same-data", "high", sentence, fix)
 
 
 def overlapping_shards(evidence: Evidence, reference: Evidence | None) -> Verdict:

@@ -103,7 +103,7 @@ def _shortfall(evidence: Evidence, baseline: Baseline, noise: float) -> float:
 
 
 def _unadapted(
-    evidence: Evidence, baseline: Baseline, noise: float, shortfall: float, severity: str, compared: str
+    evidence: Evidence, baseline: Baseline, noise: float, shortfall: float, severity: Severity, compared: str
 ) -> Finding:
     allowed = _allowed(evidence, baseline, noise)
     factor = evidence.peak / baseline.lr
@@ -111,7 +111,7 @@ def _unadapted(
     root = "" if evidence.proportional else f", {shown(allowed**0.5)} for {evidence.optimizer}"
     return Finding(
         "lr-not-adapted",
-        "high" if severity == "high" else "medium",
+        severity,
         f"{evidence.workers} workers make the global batch {shown(evidence.global_batch)} and the noise scale of at "
         f"least {shown(noise)} samples allows {shown(allowed)} times the rate of {shown(baseline.global_batch)} "
         f"samples{root}, but the peak is {peak}{compared}.",
@@ -120,13 +120,9 @@ def _unadapted(
 
 
 def _larger_rate(evidence: Evidence, times: float, at_most: bool) -> str:
-    until = "up to " if at_most else ""
+    peak = f"{'up to ' if at_most else ''}{shown(evidence.peak * times)}"
     if evidence.watched:
-        return (
-            f"Set lr={until}{shown(evidence.peak * times)} in the optimizer, with a warm-up over the first tenth of "
-            f"the steps."
-        )
-    peak = f"{until}{shown(evidence.peak * times)}"
+        return f"Set lr={peak} in the optimizer, with a warm-up over the first tenth of the steps."
     return f"Use --recipe auto, or --lr {peak} with --lr-rule none and --warmup-epochs 1."
 
 

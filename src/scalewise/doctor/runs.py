@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from scalewise.doctor.evidence import Baseline, BatchNorm, Evidence
-from scalewise.doctor.observations import Watched, WatchedStep, is_watched, read_folder
+from scalewise.doctor.observations import Watched, WatchedStep, file_of, read_folder
 from scalewise.errors import RunFolderError
 from scalewise.files import read_json
 from scalewise.records import read
@@ -19,7 +19,7 @@ from scalewise.stats.noise_scale import NoiseEstimate, NoiseScale, rounded_up
 
 def read_run(folder: Path) -> Evidence:
     """What a run folder says."""
-    if is_watched(folder):
+    if file_of(folder, 0).is_file():
         return from_watched(folder.name, read_folder(folder))
     if not (folder / "recipe.json").is_file():
         raise RunFolderError(
@@ -38,7 +38,6 @@ def _from_training(folder: Path) -> Evidence:
     lines = list(read(folder / "metrics.jsonl")) if (folder / "metrics.jsonl").is_file() else []
     steps = [one for one in lines if one["kind"] == "step"]
     failures = [one for one in lines if one["kind"] == "failure"]
-    noise = result.get("noise_scale")
     task = environment.get("task", {})
     return Evidence(
         name=f"{folder}: {stored['task']}",
@@ -49,7 +48,7 @@ def _from_training(folder: Path) -> Evidence:
         task=str(stored["task"]).rpartition("/")[2],
         rates=tuple(one["lr"] for one in steps),
         losses=tuple(math.nan if one["loss"] is None else one["loss"] for one in steps),
-        noise=_noise(noise, steps),
+        noise=_noise(result.get("noise_scale"), steps),
         baselines=_baselines(stored, task),
         batch_norm=_batch_norm(recipe, environment.get("model", {}), len(steps)),
         non_finite=tuple(one["step"] for one in steps if one["loss"] is None),

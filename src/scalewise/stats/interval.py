@@ -17,7 +17,6 @@ such that they are 95 %. From μ = 1.96 = d on this is Fieller's interval again.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -314,7 +313,7 @@ def resolution(values: Sequence[float]) -> float:
     >>> resolution([0.5, 0.75, 0.5, 1.0])
     0.25
     """
-    gaps = [high - low for low, high in itertools.pairwise(sorted(values))]
+    gaps = [high - low for low, high in pairwise(sorted(values))]
     return min((gap for gap in gaps if gap > ROUNDING * max(map(abs, values))), default=0.0)
 
 

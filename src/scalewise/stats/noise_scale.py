@@ -60,9 +60,6 @@ class NoiseEstimate(Interval[float | None]):
         return super().to_json() | {"enough": self.enough}
 
 
-UNKNOWN = NoiseEstimate(None, None, None, enough=False, more_steps=ENOUGH_STEPS)
-
-
 def ratio_of_means(
     numerator: np.ndarray, denominator: np.ndarray, block: int = BLOCK_STEPS, least: int = ENOUGH_STEPS
 ) -> NoiseEstimate:
@@ -244,28 +241,27 @@ class NoiseScale:
         length = max(LEAST_WINDOW_STEPS, self._seen // 2)
         window = np.array(self._steps)[-length:]
         if not len(window):
-            return UNKNOWN
+            return NoiseEstimate(None, None, None, enough=False, more_steps=ENOUGH_STEPS)
         if not self._different:
             value = 0.0 if window[:, 0].mean() > 0 else None
             problem = IDENTICAL.format(compared=self.compared) if window.any() else NO_GRADIENT
             return NoiseEstimate(value, None, None, enough=False, problem=problem)
         found = ratio_of_means(window[:, 1], window[:, 0])
-        return found if found.more_steps is None else self._with_steps_to_come(found, len(window))
-
-    def _bring_in(self) -> None:
-        for bring_in in self._late:
-            bring_in()
-
-    def _with_steps_to_come(self, found: NoiseEstimate, window: int) -> NoiseEstimate:
-        """The steps that are missing in the window, in steps of the training: it is half of them once they are many."""
-        assert found.more_steps is not None
-        wanted = window + found.more_steps
+        if found.more_steps is None:
+            return found
+        wanted = (
+            len(window) + found.more_steps
+        )  # in the window, which is half of the training's steps once they are many
         if wanted > WINDOW_STEPS:
             steps = wanted * self.every
             problem = f"not enough: it would take {steps:,} steps of this size; measure with a larger global batch"
             return replace(found, more_steps=None, problem=problem)
         looks = (wanted if wanted <= LEAST_WINDOW_STEPS else 2 * wanted) - self._seen
         return replace(found, more_steps=looks * self.every)
+
+    def _bring_in(self) -> None:
+        for bring_in in self._late:
+            bring_in()
 
     def state(self) -> dict[str, list[float]]:
         """What `restore` needs, the newest step and the layers included."""
