@@ -34,9 +34,8 @@ def require(module: str) -> ModuleType:
 def check(module: str) -> None:
     """Refuse a missing library early, without importing it."""
     if importlib.util.find_spec(module) is None:
-        error = missing(ModuleNotFoundError(name=module))
-        assert error is not None
-        raise error
+        absent = ModuleNotFoundError(name=module)
+        raise missing(absent) or absent
 
 
 def missing(error: ModuleNotFoundError) -> MissingExtra | None:

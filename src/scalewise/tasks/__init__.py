@@ -30,8 +30,7 @@ class BuiltIn:
 
     def place(self, data: Path | None = None) -> str:
         """Where the data are, in words."""
-        source = self.published()
-        if source is None:
+        if (source := self.published()) is None:
             return self.data
         found = importlib.import_module("scalewise.tasks.sources").find(source, data)
         return f"{self.data}, in {found}" if found else f"{self.data}, downloaded when first used"

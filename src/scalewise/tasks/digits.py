@@ -23,9 +23,8 @@ def load() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     rows = rows[np.random.Generator(np.random.PCG64(0)).permutation(len(rows))]
     images = torch.from_numpy(rows[:, 1:].reshape(-1, 1, 8, 8).astype(np.float32) / 16)
     labels = torch.from_numpy(rows[:, 0].astype(np.int64))
-    test = slice(0, TEST_SAMPLES)
-    train = slice(TEST_SAMPLES, None)
-    return (images[train], labels[train]), (images[test], labels[test])
+    cut = TEST_SAMPLES
+    return (images[cut:], labels[cut:]), (images[:cut], labels[:cut])
 
 
 def _check_dropout(dropout: float) -> None:

@@ -17,15 +17,12 @@ from scalewise.tasks.task import Task, classifier, convolution
 
 def load(source: Source, data: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Train and test images, (sample, 1, 28, 28) bytes, with their labels."""
-    contents = sources.read(source, data)
-    train, test = (
-        (
-            torch.from_numpy(np.frombuffer(contents[f"{part}-images-idx3-ubyte"], np.uint8, offset=16).copy()),
-            torch.from_numpy(np.frombuffer(contents[f"{part}-labels-idx1-ubyte"], np.uint8, offset=8).astype(np.int64)),
-        )
-        for part in MNIST_PARTS
-    )
-    return (train[0].view(-1, 1, 28, 28), train[1]), (test[0].view(-1, 1, 28, 28), test[1])
+    contents, parts = sources.read(source, data), []
+    for part in MNIST_PARTS:
+        images = np.frombuffer(contents[f"{part}-images-idx3-ubyte"], np.uint8, offset=16).copy()
+        labels = np.frombuffer(contents[f"{part}-labels-idx1-ubyte"], np.uint8, offset=8).astype(np.int64)
+        parts.append((torch.from_numpy(images).view(-1, 1, 28, 28), torch.from_numpy(labels)))
+    return parts[0], parts[1]
 
 
 def cnn(bn: bool) -> nn.Module:
