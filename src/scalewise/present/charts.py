@@ -98,7 +98,10 @@ def line_chart(
     if not any(one.points for one in drawn):
         return None
     marks = [mark for mark in marks if mark.value > 0 or not (x if mark.axis == "x" else y).log]
-    across, up = _scales(x, y, drawn, marks)
+    places = [place for one in drawn for place, _ in one.points] + [m.value for m in marks if m.axis == "x"]
+    values = [value for one in drawn for _, value in one.points] + [m.value for m in marks if m.axis == "y"]
+    values += [end for one in drawn for _, low, high in one.band for end in (low, high)]
+    across, up = fitted(places, x, LEFT, WIDTH - RIGHT), fitted(values, y, HEIGHT - BOTTOM, TOP, room=0.04)
     parts = [_grid(x, y, across, up)]
     looks = [one.look if one.look is not None else order for order, one in enumerate(drawn)]
     parts += [_series(one, look % LOOKS, across, up) for one, look in zip(drawn, looks, strict=True)]
@@ -164,13 +167,6 @@ def _on(series: Series, x: Axis, y: Axis) -> Series:
     points = tuple((a, b) for a, b in series.points if (a > 0 or not x.log) and (b > 0 or not y.log))
     band = tuple((a, low, high) for a, low, high in series.band if (a > 0 or not x.log) and (low > 0 or not y.log))
     return Series(series.name, points, band, series.kind, series.look)
-
-
-def _scales(x: Axis, y: Axis, series: Sequence[Series], marks: Sequence[Mark]) -> tuple[Scale, Scale]:
-    across = [place for one in series for place, _ in one.points] + [m.value for m in marks if m.axis == "x"]
-    up = [value for one in series for _, value in one.points] + [m.value for m in marks if m.axis == "y"]
-    up += [end for one in series for _, low, high in one.band for end in (low, high)]
-    return fitted(across, x, LEFT, WIDTH - RIGHT), fitted(up, y, HEIGHT - BOTTOM, TOP, room=0.04)
 
 
 def _grid(x: Axis, y: Axis, across: Scale, up: Scale) -> Markup:

@@ -153,12 +153,6 @@ def report(runs: Sequence[Path], out: Path | None = None) -> Path:
     """
     path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
     made = page(runs)
-    _check_writable(path)
-    write_atomically(path, made)
-    return path
-
-
-def _check_writable(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"--out must be a file, got the folder {path}; write --out {path / FILE}")
     if not path.parent.is_dir():
@@ -169,6 +163,8 @@ def _check_writable(path: Path) -> None:
         raise UsageError(
             f"--out must be a new file or a page of scalewise, got {path}, which is neither; choose another"
         )
+    write_atomically(path, made)
+    return path
 
 
 def _is_page(path: Path) -> bool:

@@ -77,13 +77,6 @@ class Channel:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     followers: int = 0
 
-    def announce(self, version: str) -> None:
-        """Wake all followers if there is something new."""
-        if version != self.version:
-            self.version = version
-            self.changed.set()
-            self.changed = asyncio.Event()
-
 
 class Server:
     """Connections and followers. Reading and drawing happen in one other thread, so that answering never waits."""
@@ -132,7 +125,6 @@ class Server:
             if len(self._connections) > self._most:
                 raise Refused(503, "too many connections; try again later")
             request = parse_request(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS))
-            check(request)
             route = self._route(request)
             if route is None:
                 await _send(writer, head(308, "text/plain; charset=utf-8", 0, location=f"/{self._token}/"))
@@ -153,7 +145,14 @@ class Server:
         await _send(writer, answer)
 
     def _route(self, request: Request) -> str | None:
-        """What is asked for, after the token; None without the slash, from which links would lead nowhere."""
+        """What is asked for, after the token; None without the slash, from which links would lead nowhere.
+
+        Refuses what did not come from a page of ours: another site's name may lead here (DNS rebinding).
+        """
+        if request.host not in HOSTS:
+            raise Refused(403, "this server answers to 127.0.0.1 and localhost only")
+        if request.method not in ("GET", "HEAD"):
+            raise Refused(405, "this server only shows")
         _, token, *rest = request.path.split("/")
         if not hmac.compare_digest(token.encode(), self._token.encode()):
             raise Refused(403, "this address is not the one that scalewise serve printed")
@@ -206,7 +205,11 @@ class Server:
             await asyncio.sleep(POLL_SECONDS)
             for names, channel in [*self._channels.items()]:
                 with contextlib.suppress(OSError):
-                    channel.announce(await self._read(self._library.version, names))
+                    version = await self._read(self._library.version, names)
+                    if version != channel.version:
+                        channel.version = version
+                        channel.changed.set()
+                        channel.changed = asyncio.Event()
 
 
 def _event(version: str) -> bytes:
@@ -260,14 +263,6 @@ def parse_request(head: bytes) -> Request:
     except ValueError:  # of which bad bytes are one kind
         raise Refused(400, "this is not an address") from None
     return Request(words[0], path, tuple(value for name, value in pairs if name == "run"), hosts[0].partition(":")[0])
-
-
-def check(request: Request) -> None:
-    """Refuse what did not come from a page of ours: another site's name may lead here (DNS rebinding)."""
-    if request.host not in HOSTS:
-        raise Refused(403, "this server answers to 127.0.0.1 and localhost only")
-    if request.method not in ("GET", "HEAD"):
-        raise Refused(405, "this server only shows")
 
 
 def head(

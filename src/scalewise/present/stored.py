@@ -5,6 +5,7 @@ Asking a stored value for what is not there, or is of another kind, gives nothin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -245,17 +246,14 @@ def read_run(path: Path, name: str | None = None, inside: Path | None = None) ->
 
 
 def _refusal(path: Path) -> str:
-    files = ", ".join(DOCUMENTS)
+    rule = f"a run must be a folder with one of {', '.join(DOCUMENTS)}, found"
     if not path.is_dir():
-        return f"a run must be a folder with one of {files}, found no folder {path}; check the path"
-    within = [*find_runs(path)][:3]
-    if within:
-        names = " ".join(str(path / one) for one in within)
-        return (
-            f"a run must be a folder with one of {files}, found runs in {path} but not in itself; name them, as in "
-            f"scalewise report {names}, or look at all with scalewise serve {path}"
-        )
-    return f"a run must be a folder with one of {files}, found none of them in {path}; check the path"
+        return f"{rule} no folder {path}; check the path"
+    names = " ".join(str(path / one) for one in [*find_runs(path)][:3])
+    if names:
+        look = f"name them, as in scalewise report {names}, or look at all with scalewise serve {path}"
+        return f"{rule} runs in {path} but not in itself; {look}"
+    return f"{rule} none of them in {path}; check the path"
 
 
 def find_runs(root: Path) -> dict[str, Kind]:
@@ -290,11 +288,9 @@ def fingerprint(path: Path) -> tuple[tuple[str, int, int], ...]:
     """What changes whenever a run's files do: their times and sizes."""
     found = []
     for name in dict.fromkeys((*DOCUMENTS, *TRAIN_FILES)):
-        try:
+        with contextlib.suppress(OSError):
             state = (path / name).lstat()
-        except OSError:
-            continue
-        found.append((name, state.st_mtime_ns, state.st_size))
+            found.append((name, state.st_mtime_ns, state.st_size))
     return tuple(found)
 
 

@@ -236,19 +236,10 @@ def meter(value: Meter) -> Text:
         cells = max(0.0, start + share * value.width - len(found))
         start += share * value.width
         last = place == len(value.parts) - 1 and place not in value.waited
-        fill = blocks(cells) if last else (SHADE if place in value.waited else "█") * round(cells)
+        full, eighths = divmod(round(8 * cells), 8) if last else (round(cells), 0)
+        fill = (SHADE if place in value.waited else "█") * full + EIGHTHS[eighths].strip()
         found.append(fill, style=COLOURS[look % len(COLOURS)])
     return found.append(" " * max(0, value.width - len(found)))
-
-
-def blocks(cells: float) -> str:
-    """A bar of N characters, exact to an eighth of one.
-
-    >>> blocks(2.5)
-    '██▌'
-    """
-    eighths = round(cells * 8)
-    return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
 def heights(values: Sequence[float | None], log: bool = False, top: float | None = None) -> str:

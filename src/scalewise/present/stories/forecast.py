@@ -159,15 +159,12 @@ def _law(document: Stored, sizes: list[float]) -> tuple[tuple[float, float], ...
 
 
 def _marks(document: Stored) -> list[Mark]:
-    named = {"target": document.number("target"), "error that stays": document.number("gamma", "value")}
-    if not document.flag("gamma", "identified"):
-        named.pop("error that stays")
-    regions = {
-        "power law from here": document.number("regions", "small_until"),
-        "little to gain from here": document.number("regions", "irreducible_from"),
-    }
-    across = [Mark("x", size, name) for name, size in regions.items() if size and size > 0]
-    return [Mark("y", value, name) for name, value in named.items() if value and value > 0] + across
+    floor = document.number("gamma", "value") if document.flag("gamma", "identified") else None
+    small, large = (document.number("regions", name) for name in ("small_until", "irreducible_from"))
+    up = {"target": document.number("target"), "error that stays": floor}
+    across = {"power law from here": small, "little to gain from here": large}
+    marks = [Mark("y", value, name) for name, value in up.items() if value and value > 0]
+    return marks + [Mark("x", size, name) for name, size in across.items() if size and size > 0]
 
 
 def takes_section(document: Stored) -> Section | None:

@@ -65,15 +65,11 @@ def answer(document: Stored) -> str:
     if barrier.is_object:
         known = "of unknown height" if barrier.number("barrier") is None else number(barrier.number("barrier"))
         said.append(f"The loss barrier between the runs is {known}.")
-    return " ".join([*said, *_sharpness_said(document)]) or "Nothing was measured."
-
-
-def _sharpness_said(document: Stored) -> list[str]:
-    first = [minimum.parts("full", "rows")[:1] for minimum in document.parts("sharpness")]
-    if not first:
-        return []
-    box = next((f" (ε {number(rows[0].number('epsilon'))})" for rows in first if rows), "")
-    return [f"Sharpness {listed([_rise(rows[0] if rows else Stored()) for rows in first])}{box}."]
+    minima = [minimum.parts("full", "rows")[:1] for minimum in document.parts("sharpness")]
+    if minima:
+        box = next((f" (ε {number(rows[0].number('epsilon'))})" for rows in minima if rows), "")
+        said.append(f"Sharpness {listed([_rise(rows[0] if rows else Stored()) for rows in minima])}{box}.")
+    return " ".join(said) or "Nothing was measured."
 
 
 def _workers_said(document: Stored) -> list[str]:

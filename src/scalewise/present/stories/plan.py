@@ -156,7 +156,7 @@ def rows_section(document: Stored, rows: Sequence[Stored], chosen: Stored | None
         "80 % interval": lambda row: seconds_span(*row.ranged("seconds")[1:]),
         "cost": number_of("cost", shown=money) if any(row.number("cost") is not None for row in rows) else None,
         spelled(name): number_of("accuracy", shown=lambda value: metric(name, value)),
-        "efficient": number_of("efficiency", shown=_efficiency_words),
+        "efficient": number_of("efficiency", shown=lambda one: "< 1 %" if 0 < (one or 0) < 0.01 else percent(one)),
         "limited by": text_of("limit"),
     }
     own = next((place for place, row in enumerate(rows) if row is chosen), None)
@@ -167,10 +167,6 @@ def rows_section(document: Stored, rows: Sequence[Stored], chosen: Stored | None
         for place, row in enumerate(table.rows)
     ]
     return Section("The plan", (replace(table, rows=tuple(cells)),))
-
-
-def _efficiency_words(value: float | None) -> str:
-    return "< 1 %" if value is not None and 0 < value < 0.01 else percent(value)
 
 
 def _legend(document: Stored, rows: Sequence[Stored], chosen: Stored | None) -> str:

@@ -24,6 +24,7 @@ from scalewise.present.words import (
     spelled,
 )
 from scalewise.records import SHARES
+from scalewise.stats.critical_batch import efficiency
 
 MOST_POINTS = 240
 DERIVED = ("derived", "value", "because")
@@ -102,7 +103,6 @@ def several_runs(runs: Sequence[Run]) -> tuple[str, str]:
 
 
 def _worth(run: Run) -> str:
-    from scalewise.stats.critical_batch import efficiency
 
     noise, batch = run.document.number("noise_scale", "value"), run.document.number("global_batch")
     if not noise or not batch or noise <= 0:
@@ -297,13 +297,8 @@ def _value(stored: Stored) -> str:
 def environment_section(run: Run, named: bool) -> Section | None:
     """Versions, processor and placement."""
     plain = [(name, value.shown()) for name, value in run.environment.items() if not value.is_object]
-    model = run.environment.part("model")
-    if model.number("parameters") is not None:
-        plain.append(("model", count(model.number("parameters"), "parameter")))
-    samples = run.environment.number("task", "samples")
-    if samples is not None:
-        plain.append(("training samples", f"{samples:,.0f}"))
-    if not plain:
-        return None
+    parameters, samples = run.environment.number("model", "parameters"), run.environment.number("task", "samples")
+    plain += [] if parameters is None else [("model", count(parameters, "parameter"))]
+    plain += [] if samples is None else [("training samples", f"{samples:,.0f}")]
     table = Table(("what", "value"), tuple(plain), "Environment", frozenset({1}))
-    return Section(f"Environment{f' of {run.name}' if named else ''}", (table,), folded=True)
+    return Section(f"Environment{f' of {run.name}' if named else ''}", (table,), folded=True) if plain else None
