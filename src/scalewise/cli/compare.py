@@ -88,8 +88,8 @@ class _Screen(contextlib.ExitStack):
 
     def follow(self, comparison: Comparison, event: Event) -> None:
         """Draw what has just happened."""
-        from scalewise.runs.compare.compare import Phase, Started
-        from scalewise.runs.compare.jobs import Outcome
+        from scalewise.runs.compare.compare import Started
+        from scalewise.runs.compare.jobs import Outcome, Phase
 
         if isinstance(event, Started):
             self.view = CompareView(self._quiet, comparison.metric, comparison.seeds, event.jobs)

@@ -90,7 +90,8 @@ class _Screen(contextlib.ExitStack):
 
     def follow(self, tuning: Tuning, event: Event) -> None:
         """Draw what has just happened."""
-        from scalewise.runs.tune.tune import Phase, Started
+        from scalewise.runs.compare.jobs import Phase
+        from scalewise.runs.tune.tune import Started
 
         trials = [Stored(trial) for row in tuning.rows()[-1:] for trial in row["trials"]]
         if isinstance(event, Started):

@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from scalewise.engine.placement import DeviceName, available_cores, slots
-from scalewise.engine.processes import signals
 from scalewise.engine.processes.failures import translating
-from scalewise.engine.processes.pool import InProcess, Pool
 from scalewise.errors import Failed, UsageError
 from scalewise.recipe import Recipe, fitting_lr
 from scalewise.records import finite, save_document
 from scalewise.runs.compare.comparison import Comparison, Metric
-from scalewise.runs.compare.jobs import Job, Message, Setup
+from scalewise.runs.compare.jobs import Message, Phase, Setup, unfollowed
 from scalewise.runs.compare.rows import chosen_rows, chosen_workers, lines
-from scalewise.runs.compare.trainings import Comparing, facts
+from scalewise.runs.compare.trainings import Comparing, Runner, facts, pooled
 from scalewise.runs.request import (
     BegunFolder,
     Notice,
@@ -110,20 +108,8 @@ class Started:
     threads: int  # of each run
 
 
-@dataclass(frozen=True)
-class Phase:
-    """Some jobs are about to be done: those that tune learning rates, or those of the table."""
-
-    title: str
-    jobs: list[Job]
-
-
 Event = Started | Phase | Message | Notice
 Follow = Callable[[Comparison, Event], None]
-
-
-def unfollowed(comparison: Comparison, event: Event) -> None:
-    """Report nothing."""
 
 
 @dataclass(frozen=True)
@@ -242,29 +228,15 @@ def _trained(
     threads = comparison.lines[0].plan.recipe.threads or 1
     runs = max(len(comparison.seed_jobs()), len(comparison.trial_jobs()))
     jobs = request.jobs or max(1, min(runs, slots(request.device, threads)))
-    if subject.task.origin is None:
+    tasks = {} if subject.task.origin is not None else {tuple(subject.settings): subject.task}
+    if tasks:
         jobs = 1
     setup = Setup(subject.spec, subject.data, folder, begun.hold_out, request.device, max(1, available_cores() // jobs))
     follow(comparison, Started(jobs, threads))
-    pool: Runner
-    if subject.task.origin is None:  # processes load the task by its name, and it has none
-        pool = InProcess(Comparing(setup, {tuple(subject.settings): subject.task}))
-    else:
-        pool = Pool(jobs, Comparing(setup))
-    with pool:
-
-        def ask(number: int) -> None:
-            pool.stop(number)
-            words = "stopping all runs after their step to save the state; a second signal stops at once"
-            follow(comparison, Notice(words))
-
-        with signals.stopping(ask):
-            _train_all(pool, comparison, follow)
+    with pooled(Comparing(setup, tasks), jobs, lambda notice: follow(comparison, notice)) as pool:
+        _train_all(pool, comparison, follow)
     seconds = time.monotonic() - began
     return CompareResult(comparison, folder, begun, subject.task.name, threads, jobs, seconds, pool.stopping)
-
-
-Runner = Pool[Job, Message] | InProcess[Job, Message]
 
 
 def _train_all(pool: Runner, comparison: Comparison, follow: Follow) -> None:

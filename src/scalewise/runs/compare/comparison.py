@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any
 
 from scalewise.errors import Failed, UsageError
@@ -152,14 +153,14 @@ def _row(line: Line, ended: Mapping[int, Outcome], metric: Metric, reference: Ma
         name=line.name,
         workers=line.workers,
         global_batch=recipe.global_batch,
-        lr=_mean([result["lr"]["peak"] for result in results]) if results else recipe.lr * recipe.lr_factor,
+        lr=fmean([result["lr"]["peak"] for result in results]) if results else recipe.lr * recipe.lr_factor,
         optimizer=recipe.optimizer,
         steps=_whole([result["steps"] for result in results]),
         samples=_whole([result["samples"] for result in results]),
         test=spread([*test.values()]),
         train=spread([*train.values()]),
-        samples_per_second=_mean([result["samples_per_second"] for result in results]) if results else None,
-        seconds=_mean([result["seconds"] for result in results]) if results else None,
+        samples_per_second=fmean([result["samples_per_second"] for result in results]) if results else None,
+        seconds=fmean([result["seconds"] for result in results]) if results else None,
         seeds=[*test],
         difference=paired_difference(test, reference),
         failed=[(seed, failure.reason) for seed, failure in failures],
@@ -174,10 +175,6 @@ def _values(ended: Mapping[int, Outcome], part: str, metric: Metric) -> dict[int
     """The metric by seed, in the order of seeds; runs without a finite one are left out."""
     found = {seed: outcome.result[part].get(metric.name) for seed, outcome in sorted(ended.items()) if outcome.result}
     return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _whole(values: Sequence[int]) -> int | None:
@@ -220,7 +217,7 @@ def curves(lines: Sequence[Line], outcomes: Outcomes) -> list[dict[str, Any]]:
 
 def _known_mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return _mean(known) if len(known) == len(values) else None
+    return fmean(known) if len(known) == len(values) else None
 
 
 TUNING_SEED = 0

@@ -87,3 +87,15 @@ class Stopped:
 
 
 Message = Progress | Outcome | Stopped
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Some jobs are about to be done."""
+
+    title: str
+    jobs: list[Job]
+
+
+def unfollowed(known: object, event: object) -> None:
+    """Report nothing."""

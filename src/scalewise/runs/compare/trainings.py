@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from scalewise import records
 from scalewise.engine.auto import complete
 from scalewise.engine.data.samples import open_samples
 from scalewise.engine.placement import Placement
+from scalewise.engine.processes import signals
 from scalewise.engine.processes.failures import translated
+from scalewise.engine.processes.pool import InProcess, Pool
 from scalewise.engine.processes.signals import Stop
 from scalewise.engine.store.folder import RunFolder, RunRecipe, check_same, read_recipe
 from scalewise.errors import Interrupted, NonFiniteLoss, ScalewiseError, TaskError
@@ -21,6 +24,7 @@ from scalewise.recipe import Derived, Recipe
 from scalewise.runs.compare.jobs import Failure, Job, Message, Outcome, Progress, Setup, Stopped
 from scalewise.runs.compare.rows import Facts
 from scalewise.runs.measure.memory.steps import has_batch_norm
+from scalewise.runs.request import Notice
 from scalewise.runs.run import started_in
 from scalewise.tasks.load import load_task, settings_of
 from scalewise.tasks.task import Task
@@ -29,6 +33,7 @@ FAILURE_FILE = "failure.json"
 REPORT_SECONDS = 0.2
 
 Report = Callable[[Message], None]
+Runner = Pool[Job, Message] | InProcess[Job, Message]
 
 
 def facts(task: Task, task_spec: str, settings: tuple[str, ...], base: Recipe) -> Facts:
@@ -69,6 +74,19 @@ class Comparing:
     def stopped(self, job: Job) -> Stopped:
         """A run to resume."""
         return Stopped(job)
+
+
+@contextmanager
+def pooled(work: Comparing, jobs: int, notify: Callable[[Notice], None]) -> Iterator[Runner]:
+    """Processes that train, each loading the task by its name, or this one if it has none; a signal stops all runs."""
+    pool: Runner = InProcess(work) if work.tasks else Pool(jobs, work)
+
+    def ask(number: int) -> None:
+        pool.stop(number)
+        notify(Notice("stopping all runs after their step to save the state; a second signal stops at once"))
+
+    with pool, signals.stopping(ask):
+        yield pool
 
 
 def perform(job: Job, task: Task, setup: Setup, report: Report, stop: Stop) -> Outcome | Stopped:

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from scalewise.engine.candidates import MEAN_RATE, OWN, UNKNOWN, budget, candidate
@@ -225,7 +226,7 @@ class Search:
     @property
     def target(self) -> float:
         """The quality to reach: one worker's mean over the tuning seeds."""
-        return math.fsum(self.reference.values()) / len(self.reference)
+        return fmean(self.reference.values())
 
     @property
     def margin(self) -> float:
@@ -241,7 +242,7 @@ class Search:
         """How much better than one worker it is, as a mean over the seeds that it was tried on; None if it diverged."""
         if trial.diverged or not trial.values:
             return None
-        return self.better_by(math.fsum(trial.values.values()) / len(trial.values))
+        return self.better_by(fmean(trial.values.values()))
 
     def better_by(self, value: float) -> float:
         """How much better than one worker a validation metric is."""
@@ -336,7 +337,9 @@ class Search:
 
     def _train(self, trials: Sequence[Trial], seeds: Sequence[int], train: Train) -> None:
         plans = [(trial, seed) for trial in trials for seed in seeds]
-        jobs = [Job(self._line(trial), seed, trial=False) for trial, seed in plans]
+        jobs = [
+            Job(Line(trial.name, self.workers, RowPlan(trial.recipe, self.settings, "")), seed) for trial, seed in plans
+        ]
         for (trial, seed), outcome in zip(plans, train(f"search, {self.workers} workers", jobs), strict=True):
             value = validation_of(outcome, self.metric)
             trial.diverged = trial.diverged or value is None
@@ -345,9 +348,6 @@ class Search:
             self.allowance.spent += samples
             if value is not None:
                 trial.values[seed] = value
-
-    def _line(self, trial: Trial) -> Line:
-        return Line(trial.name, self.workers, RowPlan(trial.recipe, self.settings, ""))
 
 
 def validation_of(outcome: Outcome, metric: Metric) -> float | None:

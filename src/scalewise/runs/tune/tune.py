@@ -14,7 +14,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -24,18 +26,16 @@ from scalewise.engine.candidates import check_names
 from scalewise.engine.data import streams
 from scalewise.engine.data.samples import held_out_samples, open_samples
 from scalewise.engine.placement import DeviceName, available_cores, slots
-from scalewise.engine.processes import signals
 from scalewise.engine.processes.failures import translating
-from scalewise.engine.processes.pool import InProcess, Pool
 from scalewise.engine.processes.signals import Stop
 from scalewise.errors import Failed, TargetMissed, UsageError
 from scalewise.optim.muon import matrices
 from scalewise.recipe import Recipe, fitting_lr
 from scalewise.records import finite, save_document, write_atomically
 from scalewise.runs.compare.comparison import Metric
-from scalewise.runs.compare.jobs import Job, Message, Outcome, Setup, Stopped
+from scalewise.runs.compare.jobs import Job, Message, Outcome, Phase, Setup, Stopped, unfollowed
 from scalewise.runs.compare.rows import Line, RowPlan, chosen_workers
-from scalewise.runs.compare.trainings import Comparing, Report
+from scalewise.runs.compare.trainings import Comparing, Report, Runner, pooled
 from scalewise.runs.request import (
     Notice,
     Numbers,
@@ -65,7 +65,7 @@ from scalewise.runs.tune.search import (
     recipe_at,
     validation_of,
 )
-from scalewise.runs.tune.tuning import BegunTuning, Found, Proof, Tuning, mean
+from scalewise.runs.tune.tuning import BegunTuning, Found, Proof, Tuning
 from scalewise.stats.interval import not_inferior, paired_difference
 from scalewise.tasks.task import Task
 
@@ -137,20 +137,8 @@ class Started:
     hold_out: bool
 
 
-@dataclass(frozen=True)
-class Phase:
-    """Some jobs are about to be done."""
-
-    title: str
-    jobs: list[Job]
-
-
 Event = Started | Phase | Message | Notice
 Follow = Callable[[Tuning, Event], None]
-
-
-def unfollowed(tuning: Tuning, event: Event) -> None:
-    """Report nothing."""
 
 
 @dataclass(frozen=True)
@@ -296,66 +284,38 @@ class _Halted(Exception):
     """A signal has stopped the runs."""
 
 
-@dataclass(frozen=True)
-class _Runs:
+class _Runs(Comparing):
     """The work of the pool: runs of the search on part of the training data, those of the proof on all of it."""
-
-    searching: Comparing
-    proving: Comparing
-
-    @property
-    def folder(self) -> Path:
-        """Where the processes' logs go."""
-        return self.searching.folder
 
     def perform(self, job: Job, send: Report, stop: Stop) -> Outcome | Stopped:
         """Train, resume or read one run."""
-        work = self.proving if job.line.name.startswith(PROOF) else self.searching
-        return work.perform(job, send, stop)
-
-    def died(self, job: Job, reason: str) -> Outcome:
-        """A failed run."""
-        return self.searching.died(job, reason)
-
-    def stopped(self, job: Job) -> Stopped:
-        """A run to resume."""
-        return Stopped(job)
+        if job.line.name.startswith(PROOF):
+            return Comparing(replace(self.setup, hold_out=False), self.tasks).perform(job, send, stop)
+        return super().perform(job, send, stop)
 
 
 class _Course:
     """The course of a search, from the single worker to the proof."""
 
     def __init__(self, request: TuneRequest, tuning: Tuning, optimizers: list[str], follow: Follow) -> None:
-        self.tuning, self.optimizers = tuning, optimizers
-        self._follow = follow
-        subject, begun = tuning.subject, tuning.begun
-        self._by_name = subject.task.origin is not None
-        most = max(begun.seeds * 2, TUNING_SEEDS)
+        self.tuning, self.optimizers, self._follow = tuning, optimizers, follow
+        subject = tuning.subject
+        tasks = {} if subject.task.origin is not None else {tuple(subject.settings): subject.task}
+        most = max(tuning.begun.seeds * 2, TUNING_SEEDS)
         free = slots(request.device, tuning.base.threads or 1)
-        self.jobs = (request.jobs or max(1, min(most, free))) if self._by_name else 1
-        tasks = {} if self._by_name else {tuple(subject.settings): subject.task}
+        self.jobs = 1 if tasks else request.jobs or max(1, min(most, free))
         loaders = max(1, available_cores() // self.jobs)
-        both = [
-            Comparing(Setup(subject.spec, subject.data, tuning.folder, hold_out, request.device, loaders), tasks)
-            for hold_out in (tuning.hold_out, False)
-        ]
-        self._work = _Runs(*both)
-        self._pool: Pool[Job, Message] | InProcess[Job, Message] = (
-            Pool(self.jobs, self._work) if self._by_name else InProcess(self._work)
-        )
+        setup = Setup(subject.spec, subject.data, tuning.folder, tuning.hold_out, request.device, loaders)
+        self._work = _Runs(setup, tasks)
+        self._pool: Runner
 
     def run(self) -> TuneResult:
         """Train everything, several runs at the same time; a signal leaves what is known by then."""
         began = time.monotonic()
         tuning = self.tuning
         self._follow(tuning, Started(self.jobs, self.optimizers, tuning.hold_out))
-
-        def ask(number: int) -> None:
-            self._pool.stop(number)
-            words = "stopping all runs after their step to save the state; a second signal stops at once"
-            self._follow(tuning, Notice(words))
-
-        with self._pool, signals.stopping(ask), contextlib.suppress(_Halted):
+        tell = partial(self._follow, tuning)
+        with pooled(self._work, self.jobs, tell) as self._pool, contextlib.suppress(_Halted):
             self._train_all()
         return TuneResult(tuning, tuning.folder, time.monotonic() - began, self.jobs, self._pool.stopping)
 
@@ -393,7 +353,7 @@ class _Course:
             if value is None:
                 raise Failed("one worker's own recipe diverged; lower --lr", 1)
             tuning.reference[seed] = value
-        return mean([outcome.result["samples_per_second"] for outcome in outcomes if outcome.result])
+        return fmean(outcome.result["samples_per_second"] for outcome in outcomes if outcome.result)
 
     def _job(self, name: str, recipe: Recipe, seed: int) -> Job:
         return Job(Line(name, recipe.workers, RowPlan(recipe, tuple(self.tuning.subject.settings), "")), seed)
@@ -431,7 +391,7 @@ class _Course:
             test = self._tested(outcomes[len(alone) :])
             difference = paired_difference(test, tuning.single) if len(test) == len(seeds) else None
             higher = tuning.metric.higher_is_better
-            reference = mean([*tuning.single.values()])
+            reference = fmean(tuning.single.values())
             passed = difference is not None and not_inferior(difference, tuning.metric.name, reference, higher)
             assert recipe.steps is not None
             samples = recipe.steps * recipe.global_batch

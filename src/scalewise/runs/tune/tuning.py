@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from scalewise.recipe import Recipe
@@ -162,7 +162,7 @@ class Tuning:
             "run": str(self.folder),
             "task": self.subject.task.name,
             "metric": asdict(self.metric),
-            "margin": margin(self.metric.name, mean([*self.single.values()])) if self.single else None,
+            "margin": margin(self.metric.name, fmean(self.single.values())) if self.single else None,
             "budget": self.begun.budget,
             "seeds": self.begun.seeds,
             "tuning_seeds": [*self.reference],
@@ -182,7 +182,7 @@ def _trial_json(trial: Trial, found: Found) -> dict[str, Any]:
         **{name: getattr(recipe, name) for name in names},
         "steps": trial.steps,
         "samples": trial.steps * recipe.global_batch,
-        "validation": mean(values) if values else None,
+        "validation": fmean(values) if values else None,
         "gain": search.gain(trial),
         "seeds": len(values),
         "spent": trial.spent,
@@ -207,8 +207,3 @@ def _proof_json(proof: Proof) -> dict[str, Any]:
     found = proof.difference
     ends = {"difference": found.value, "low": found.low, "high": found.high} if found else {}
     return {"trial": proof.trial.number, "steps": proof.steps, "passed": proof.passed, **ends}
-
-
-def mean(values: Sequence[float]) -> float:
-    """Their mean."""
-    return math.fsum(values) / len(values)
