@@ -41,7 +41,6 @@ from scalewise.runs.request import (
     keywords_of,
     load_subject,
     request_from,
-    save_request,
     silent,
     single_recipe,
     stopped,
@@ -60,10 +59,7 @@ USUAL_SHARES, USUAL_SEEDS = "2,4,8,16,32", 3
 class ForecastRequest:
     """A forecast as it is asked for. The fields are the flags of `scalewise forecast`, whose help describes them.
 
-    Arguments:
-        source: a CSV file of sizes and errors; or a task: a built-in name, a file, or a `Task`.
-        shares: percentages of the training data.
-        given: fields of the recipe that are set.
+    `given` are the fields of the recipe that are set.
     """
 
     source: str | Task
@@ -207,8 +203,7 @@ def _from_task(request: ForecastRequest, subject: Subject, known: KnownPlan | No
     begun, resumed = begun_or_resumed(begun, request.resume, request.out, name)
     recipe, derived = single_recipe(subject.task.recipe, begun.given, request.device)
     run = RunRecipe(subject.spec, subject.settings, recipe, derived)
-    with answering(name, request.out, resumed) as folder:
-        save_request(folder, begun)
+    with answering(name, request.out, resumed, begun) as folder:
         where = request.seeds, folder, request.device, notify
         try:
             if request.sizes:
@@ -304,16 +299,7 @@ def on_shares(
     device: DeviceName = "auto",
     notify: Notify = silent,
 ) -> list[Trained]:
-    """Train on shares of the data, each with some seeds, which choose the samples too.
-
-    Arguments:
-        task, run: what is learned, and how from all of the data.
-        shares: of the training data, between 0 and 1.
-        seeds: trainings of each share.
-        folder: of the runs.
-        device: where.
-        notify: called with what is being done.
-    """
+    """Train on shares of the data, between 0 and 1, each with some seeds, which choose the samples too."""
     samples = len(open_samples(task.train, 0, "training"))
     found = []
     for share in shares:

@@ -65,10 +65,7 @@ MEASURED_HERE: dict[Gap, str] = {  # in the order in which it is done
 class PlanRequest:
     """A plan as it is asked for. The fields are the flags of `scalewise plan`, whose help describes them.
 
-    Arguments:
-        task: a built-in name, a file, or a `Task`.
-        source: the flag --from: records to plan from.
-        given: fields of the recipe that are set.
+    `source` is the flag --from, and `given` are the fields of the recipe that are set.
     """
 
     task: str | Task

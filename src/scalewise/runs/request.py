@@ -165,13 +165,7 @@ def compiles(device: DeviceName) -> bool:
 
 
 def resumed_folder(resume: str | None, out: Path | None, name: str, file: str = REQUEST_FILE) -> Path | None:
-    """The folder that --resume names, if it names one: a folder, or `auto` for --out or the newest one of that name.
-
-    Arguments:
-        resume, out: as given.
-        name: what folders under runs/ begin with.
-        file: what a folder to resume holds.
-    """
+    """The folder to resume, if any: the one named, or with `auto` --out or the newest under runs/ that holds `file`."""
     from scalewise.engine.store.folder import newest
 
     if resume is None:
@@ -194,14 +188,20 @@ def stopped(number: int, what: str, folder: Path) -> Interrupted:
 
 
 @contextmanager
-def answering(name: str, out: Path | None, resumed: Path | None = None, keeps_runs: bool = True) -> Iterator[Path]:
+def answering(
+    name: str,
+    out: Path | None,
+    resumed: Path | None = None,
+    begun: BegunFolder | None = None,
+    keeps_runs: bool = True,
+) -> Iterator[Path]:
     """The folder to answer in: the resumed one, or a new one, which a failure that stored nothing removes.
 
     Errors of torch and of the task's code leave as errors of scalewise.
 
     Arguments:
         name: of a new folder under runs/, without the time.
-        out, resumed: the folder that was asked for, and the one that is resumed.
+        begun: what it was begun with, to be stored.
         keeps_runs: whether a mistake in task or recipe leaves runs that are worth keeping.
     """
     from scalewise.engine.processes.failures import translating
@@ -212,6 +212,8 @@ def answering(name: str, out: Path | None, resumed: Path | None = None, keeps_ru
     folder = resumed or make_folder(out, name).path
     try:
         with translating():
+            if begun is not None:
+                save_request(folder, begun)
             yield folder
     except BaseException as error:
         mistake = isinstance(error, ScalewiseError) and error.exit_code == UsageError.exit_code
@@ -242,10 +244,9 @@ class Begun(BegunFolder):
     recipe: str | None = None  # the file that they started from
 
 
-def save_request(folder: Path, request: object) -> None:
-    """Store what a folder was begun with: a dataclass."""
-    content = dataclasses.asdict(request)  # type: ignore[call-overload]
-    write_atomically(folder / REQUEST_FILE, json.dumps(content, indent=2) + "\n")
+def save_request(folder: Path, begun: BegunFolder) -> None:
+    """Store what a folder was begun with."""
+    write_atomically(folder / REQUEST_FILE, json.dumps(dataclasses.asdict(begun), indent=2) + "\n")
 
 
 def load_request(folder: Path, kind: type[RequestT], what: str) -> RequestT:

@@ -171,13 +171,7 @@ class Course:
 def train_in(
     folder: RunFolder, task: Task, recipe: RunRecipe, placement: Placement | None = None, notify: Notify = silent
 ) -> None:
-    """Train a run of a larger question on this process alone, or continue it; one that has a result is left as it is.
-
-    Arguments:
-        folder: of the run; afterwards it holds the result and the model.
-        task, recipe, placement: what, how and where.
-        notify: reports what is being done.
-    """
+    """Train or continue a run of a larger question on this process alone; one that has a result is left as it is."""
     if folder.recipe.is_file():
         check_same(read_recipe(folder), recipe, folder, task.validation is not None)
         if folder.result.is_file():
@@ -198,9 +192,7 @@ def started_in(
 ) -> Iterator[Run]:
     """A run of a larger question on this process alone, ready to train, or to continue what the folder holds.
 
-    Arguments:
-        folder, task, recipe, placement, notify: as for `train_in`.
-        stop: passes on the stop signal of a caller that handles it; by default the first signal saves this run.
+    `stop` passes on the stop signal of a caller that handles it; by default the first signal saves this run.
     """
     hold_out, search, where = recipe.hold_out, recipe.search, placement or Placement()
     with Training(task, recipe.recipe, where, recipe.derived, None, hold_out, search, alone=True) as training:
@@ -220,11 +212,7 @@ def stored_records(
 ) -> Iterator[Record]:
     """The records of a training, each written into the folder, with checkpoints at every epoch or every N steps.
 
-    Arguments:
-        training, folder: what is stored, and where.
-        checkpoint_steps: steps from checkpoint to checkpoint, besides one at every epoch's end.
-        on_disk_full: whether to stop, or to train on and try again at the next checkpoint.
-        warn: reports what went wrong but did not end the run.
+    `warn` reports what went wrong but did not end the run.
     """
     leads = training.team.leads
     if leads:

@@ -35,7 +35,6 @@ from scalewise.runs.request import (
     keywords_of,
     load_subject,
     request_from,
-    save_request,
     stopped,
 )
 from scalewise.tasks.task import Task
@@ -48,9 +47,7 @@ DEFAULT_WORKERS, DEFAULT_SEEDS = "8", 5
 class CompareRequest:
     """A comparison as it is asked for. The fields are the flags of `scalewise compare`, whose help describes them.
 
-    Arguments:
-        task: a built-in name, a file, or a `Task`.
-        given: fields of the recipe that are set.
+    `given` are the fields of the recipe that are set.
     """
 
     task: str | Task
@@ -183,8 +180,7 @@ def answer(request: CompareRequest, follow: Follow = unfollowed) -> CompareResul
     begun = BegunComparison(subject.spec, subject.settings, request.given, request.tune, request.hold_out)
     begun, resumed = begun_or_resumed(begun, request.resume, request.out, name, request.changes)
     comparison = _comparison(begun, subject, request.device)
-    with answering(name, request.out, resumed, keeps_runs=False) as folder:
-        save_request(folder, begun)
+    with answering(name, request.out, resumed, begun, keeps_runs=False) as folder:
         found = _trained(request, begun, comparison, subject, folder, follow)
         save_document(folder / DOCUMENT_FILE, found.to_json())
     return found

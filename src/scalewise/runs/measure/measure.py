@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from scalewise.engine.placement import DeviceName, Placement, available_cores
+from scalewise.engine.placement import Placement, available_cores
 from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.memory import is_out_of_memory, says_out_of_memory
 from scalewise.engine.store.folder import RunFolder, RunRecipe
@@ -39,7 +39,6 @@ from scalewise.runs.request import (
     keywords_of,
     load_subject,
     request_from,
-    save_request,
     silent,
     stopped,
 )
@@ -173,9 +172,11 @@ def answer(request: MeasureRequest, notify: Notify = silent) -> Measurement:
     begun = Begun(subject.spec, subject.settings, request.given, recipe)
     begun, resumed = begun_or_resumed(begun, request.resume, request.out, name)
     with translating():
-        run = _complete(begun, task, request.device)
-    with answering(name, request.out, resumed) as folder:
-        save_request(folder, begun)
+        base = task.recipe if begun.recipe is None else Recipe.load(Path(begun.recipe))
+        complete, derived = resolve(base, begun.given, "plain", available_cores())
+        complete = compilable(complete, request.device).replace(patience=None, target=None)
+        run = RunRecipe(begun.task, begun.settings, complete, derived)
+    with answering(name, request.out, resumed, begun) as folder:
         try:
             found = measured(task, run, request, folder, notify)
         except Unfinished as error:
@@ -184,14 +185,6 @@ def answer(request: MeasureRequest, notify: Notify = silent) -> Measurement:
             raise stopped(error.exit_code - 128, "measurement", folder) from None
         save_document(folder / DOCUMENT_FILE, found.to_json())
     return found
-
-
-def _complete(begun: Begun, task: Task, device: DeviceName) -> RunRecipe:
-    """The recipe, complete: the file's or the task's own, what was given, and what follows from it."""
-    base = task.recipe if begun.recipe is None else Recipe.load(Path(begun.recipe))
-    recipe, derived = resolve(base, begun.given, "plain", available_cores())
-    recipe = compilable(recipe, device).replace(patience=None, target=None)
-    return RunRecipe(begun.task, begun.settings, recipe, derived)
 
 
 def measured(task: Task, run: RunRecipe, wanted: MeasureRequest, folder: Path, notify: Notify) -> Measurement:

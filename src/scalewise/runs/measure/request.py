@@ -25,9 +25,7 @@ RANDOM = "random"
 class MeasureRequest:
     """A measurement as it is asked for. The fields are the flags of `scalewise measure`, whose help describes them.
 
-    Arguments:
-        task: a built-in name, a file, or a `Task`.
-        given: fields of the recipe that are set.
+    `given` are the fields of the recipe that are set.
     """
 
     task: str | Task

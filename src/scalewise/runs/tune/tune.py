@@ -44,6 +44,7 @@ from scalewise.runs.request import (
     answering,
     check_alone,
     check_counts,
+    check_unchanged,
     comma_separated,
     compilable,
     keywords_of,
@@ -51,7 +52,6 @@ from scalewise.runs.request import (
     load_subject,
     request_from,
     resumed_folder,
-    save_request,
     stopped,
 )
 from scalewise.runs.tune.search import (
@@ -80,9 +80,7 @@ OTHER_SHARES = {True: 0.25, False: 1.0}  # of one worker's steps with the same o
 class TuneRequest:
     """A search as it is asked for. The fields are the flags of `scalewise tune`, whose help describes them.
 
-    Arguments:
-        task: a built-in name, a file, or a `Task`.
-        given: fields of the single worker's recipe that are set.
+    `given` are the fields of the single worker's recipe that are set.
     """
 
     task: str | Task
@@ -103,7 +101,7 @@ class TuneRequest:
         check_counts(jobs=self.jobs)
         check_alone("tune")
         extras.check("optuna")
-        begun = replace(BegunTuning("", [], {}), **self.changes)
+        begun = BegunTuning("", [], {}, **self.changes)
         parsed_budget(begun.budget)
         check_names(begun.names or ())
         if begun.seeds < 2:
@@ -210,18 +208,21 @@ def answer(request: TuneRequest, follow: Follow = unfollowed) -> TuneResult:
     """Load the task, search, prove and store, in a new or resumed folder."""
     subject = load_subject(request.task, request.set, request.data)
     name = f"tune-{subject.task.name}"
-    begun = BegunTuning(subject.spec, subject.settings, request.given)
+    begun = BegunTuning(subject.spec, subject.settings, request.given, **request.changes)
     resumed = resumed_folder(request.resume, request.out, name)
-    if resumed is None:
-        begun = replace(begun, **request.changes)
-    else:
-        begun = begun.resumed_from(load_request(resumed, BegunTuning, "search"), resumed, request.changes)
+    if resumed is not None:
+        stored = load_request(resumed, BegunTuning, "search")
+        given = request.given or stored.given
+        begun = replace(stored, task=subject.spec, settings=subject.settings, given=given, **request.changes)
+        check_unchanged(resumed, stored, begun)
     tuning = _tuning(begun, subject, request.device)
     with translating():
-        optimizers = _optimizers(begun, subject.task, tuning.base)
+        with streams.undisturbed():
+            model = subject.task.model()
+        has_matrices = isinstance(model, nn.Module) and bool(matrices(model))
+        optimizers = chosen_optimizers(begun.names, tuning.base, has_matrices)
         _check_budget(tuning, optimizers)
-    with answering(name, request.out, resumed, keeps_runs=False) as folder:
-        save_request(folder, begun)
+    with answering(name, request.out, resumed, begun, keeps_runs=False) as folder:
         tuning.folder = folder
         found = _Course(request, tuning, optimizers, follow).run()
         save_document(folder / DOCUMENT_FILE, found.document())
@@ -247,13 +248,6 @@ def _tuning(begun: BegunTuning, subject: Subject, device: DeviceName) -> Tuning:
     assert task.metric is not None
     metric = Metric(task.metric, task.higher_is_better)
     return Tuning(subject, base, metric, (samples - held_out, samples), begun, Path())
-
-
-def _optimizers(begun: BegunTuning, task: Task, base: Recipe) -> list[str]:
-    with streams.undisturbed():
-        model = task.model()
-    has_matrices = isinstance(model, nn.Module) and bool(matrices(model))
-    return chosen_optimizers(begun.names, base, has_matrices)
 
 
 def _check_budget(tuning: Tuning, optimizers: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from scalewise.recipe import Recipe
 from scalewise.runs.compare.comparison import Metric
 from scalewise.runs.compare.rows import chosen_workers
-from scalewise.runs.request import BegunFolder, Subject, check_unchanged
+from scalewise.runs.request import BegunFolder, Subject
 from scalewise.runs.tune.search import TUNING_SEEDS, Search, Trial, parsed_budget
 from scalewise.stats.interval import Interval, margin, spread
 
@@ -36,12 +36,6 @@ class BegunTuning(BegunFolder):
     def names(self) -> list[str] | None:
         """The optimizers that were asked for."""
         return None if self.candidates is None else [name.strip() for name in self.candidates.split(",")]
-
-    def resumed_from(self, stored: BegunTuning, folder: Path, changes: dict[str, Any]) -> BegunTuning:
-        """The stored search with what may change changed; anything else that differs is refused."""
-        wanted = replace(stored, task=self.task, settings=self.settings, given=self.given or stored.given, **changes)
-        check_unchanged(folder, stored, wanted)
-        return wanted
 
 
 @dataclass(frozen=True)
