@@ -47,20 +47,14 @@ class Parting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common, and where that ends.
+    """What two runs have in common, and where that ends."""
 
-    compared_steps: whose records both have.
-    record_step, record_fields: the first whose records differ, and in what.
-    checkpoint_step, checkpoint_tensor: the first step whose stored weights differ, and the first tensor.
-    same_steps: the steps of which both have the same stored weights.
-    """
-
-    compared_steps: int
-    record_step: int | None
-    record_fields: dict[str, tuple[Any, Any]]
-    same_steps: list[int]
-    checkpoint_step: int | None
-    checkpoint_tensor: str | None
+    compared_steps: int  # whose records both have
+    record_step: int | None  # the first whose records differ
+    record_fields: dict[str, tuple[Any, Any]]  # in what
+    same_steps: list[int]  # the steps of which both have the same stored weights
+    checkpoint_step: int | None  # the first whose stored weights differ
+    checkpoint_tensor: str | None  # the first that does
     reasons: list[Reason]
     problems: list[str]
 

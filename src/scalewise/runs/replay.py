@@ -50,24 +50,17 @@ class WorkerReplay:
 
 @dataclass(frozen=True)
 class Replay:
-    """A step computed again, and what the run recorded of it.
+    """A step computed again, and what the run recorded of it."""
 
-    run: the run's folder.
-    start: after which step the state came from a checkpoint; 0 is the start of training.
-    before, after: the hash of every parameter and buffer; `after` is empty where the step failed.
-    record, failure: the result this time.
-    recorded: what metrics.jsonl holds, of kind step or failure.
-    """
-
-    run: Path
+    run: Path  # the run's folder
     step: int
-    start: int
-    before: dict[str, str]
-    after: dict[str, str]
+    start: int  # after which step the state came from a checkpoint; 0 is the start of training
+    before: dict[str, str]  # the hash of every parameter and buffer
+    after: dict[str, str]  # empty where the step failed
     workers: list[WorkerReplay]
-    record: Step | None
+    record: Step | None  # the result this time, or the failure
     failure: str | None
-    recorded: dict[str, Any] | None
+    recorded: dict[str, Any] | None  # what metrics.jsonl holds, of kind step or failure
     exact: bool
     problems: list[str]
 

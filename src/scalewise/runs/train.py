@@ -68,20 +68,11 @@ def warn(line: str) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """A training into a folder, as asked for.
-
-    Arguments:
-        base: the recipe to start from, or its file; by default the task's own.
-        given: fields that the user set; they always win.
-        hang_timeout: seconds without any progress after which one of several processes counts as dead; 0 for never.
-        stop_seconds: seconds from a stop signal to the end of the process; None waits for the end of the step.
-
-    The others are those of `fit`.
-    """
+    """A training into a folder, as asked for; what is not described here is that of `fit`."""
 
     task: Task
-    base: Recipe | Path | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
+    base: Recipe | Path | None = None  # the recipe to start from, or its file; by default the task's own
+    given: Mapping[str, Any] = field(default_factory=dict)  # fields that the user set; they always win
     mode: RecipeMode = "auto"
     auto: Auto = field(default_factory=Auto)
     placement: Placement = field(default_factory=Placement)
@@ -89,8 +80,10 @@ class Request:
     resume: str | None = None
     checkpoint_steps: int | None = None
     on_disk_full: DiskFull = "stop"
-    hang_timeout: float = HANG_SECONDS
-    stop_seconds: float | None = None
+    hang_timeout: float = (
+        HANG_SECONDS  # without progress, after which one of several processes counts as dead; 0 for never
+    )
+    stop_seconds: float | None = None  # from a stop signal to the end of the process; None waits for the step's end
 
     def __post_init__(self) -> None:
         for name, value, choices in (
@@ -195,11 +188,8 @@ def launched(
     """Train in several processes on this machine; None when this process is to train by itself.
 
     Arguments:
-        request: what every process trains.
         arguments: of `scalewise`, for every process.
-        processes: how many; by default up to the number of cores.
-        min_processes: how many to continue with if one cannot be restarted; by default all.
-        max_restarts: how often processes are restarted when one dies; by default 3 with several processes.
+        processes, min_processes, max_restarts: the flags of `scalewise train`.
         fork_server: where processes come from, if they need not import everything themselves.
         notify: reports restarts.
     """

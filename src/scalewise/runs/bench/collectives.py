@@ -109,17 +109,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Line:
-    """seconds = α + bytes ÷ bandwidth of one collective and process count.
-
-    misfit: the median relative distance from the line of what was timed.
-    """
+    """seconds = α + bytes ÷ bandwidth of one collective and process count."""
 
     collective: str
     processes: int
     latency_seconds: Interval[float]
     algorithm_bytes_per_second: Interval[float]
     bus_bytes_per_second: Interval[float]
-    misfit: float
+    misfit: float  # the median relative distance from the line of what was timed
 
 
 @dataclass(frozen=True)

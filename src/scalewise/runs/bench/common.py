@@ -67,37 +67,27 @@ def benching(out: Path | None) -> Iterator[None]:
         yield
 
 
-SYSTEM = Path("/sys/devices/system")
-SOCKETS = "cpu/cpu[0-9]*/topology/physical_package_id"
-CPU_INFO = Path("/proc/cpuinfo")
-COMMAND_SECONDS = 10.0
-
-
 @dataclass(frozen=True)
 class Topology:
-    """Facts that timings depend on; None where the system does not say.
-
-    cores: that this process may use, of those that the machine has.
-    load: mean number of running processes over the last minute, before anything was timed.
-    gpu_links: what `nvidia-smi topo -m` prints.
-    """
+    """Facts that timings depend on; None where the system does not say."""
 
     processor: str
-    cores: int
+    cores: int  # that this process may use, of those that the machine has
     machine_cores: int
     sockets: int | None
     memory_nodes: int | None
-    load: float | None
-    gpu_links: str | None
+    load: float | None  # mean number of running processes over the last minute, before anything was timed
+    gpu_links: str | None  # what `nvidia-smi topo -m` prints
 
 
-def topology(system: Path = SYSTEM, information: Path = CPU_INFO) -> Topology:
+def topology(system: Path = Path("/sys/devices/system"), information: Path = Path("/proc/cpuinfo")) -> Topology:
     """Those of this machine; the arguments are where Linux keeps them."""
+    sockets = system.glob("cpu/cpu[0-9]*/topology/physical_package_id")
     return Topology(
         processor=_processor(information),
         cores=available_cores(),
         machine_cores=os.cpu_count() or 1,
-        sockets=len({file.read_text() for file in system.glob(SOCKETS)}) or None,
+        sockets=len({file.read_text() for file in sockets}) or None,
         memory_nodes=len([*system.glob("node/node[0-9]*")]) or None,
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         gpu_links=_gpu_links(),
@@ -120,7 +110,7 @@ def _gpu_links() -> str | None:
 
 
 def _called(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
 
 
 def chosen_device(device: DeviceName, processes: int) -> DeviceName:
@@ -140,7 +130,6 @@ BRIDGE = "bridge"
 BURST = "128kb"  # sent at once after a pause; two full-sized segments, small beside what a training step sends
 QUEUE = "50ms"
 END_SECONDS = 10.0
-POLL_SECONDS = 0.01
 
 _numbers = itertools.count()
 
@@ -179,7 +168,11 @@ def hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
     """
     if not 1 <= count <= MOST_HOSTS:
         raise PlacementError(f"the number of hosts must be from 1 to {MOST_HOSTS}, got {count}; change it")
-    _require_tools()
+    if sys.platform != "linux":
+        raise PlacementError(f"hosts are network namespaces and need Linux, got {sys.platform}; use a Linux machine")
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise PlacementError(f"hosts are made with `ip` and `tc`, not found: {', '.join(missing)}; install iproute2")
     prefix = f"scalewise-{os.getpid()}-{next(_numbers)}"
     with ExitStack() as stack:
         switch = stack.enter_context(_namespace(f"{prefix}-switch"))
@@ -192,14 +185,6 @@ def hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
             _connect(host, switch, port=f"port{number}", rate=rate)
             made.append(host)
         yield made
-
-
-def _require_tools() -> None:
-    if sys.platform != "linux":
-        raise PlacementError(f"hosts are network namespaces and need Linux, got {sys.platform}; use a Linux machine")
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        raise PlacementError(f"hosts are made with `ip` and `tc`, not found: {', '.join(missing)}; install iproute2")
 
 
 @contextmanager
@@ -238,7 +223,7 @@ def _end_processes(namespace: str) -> None:
         for process in running:
             with suppress(ProcessLookupError):
                 os.kill(int(process), signal.SIGKILL)
-        time.sleep(POLL_SECONDS)
+        time.sleep(0.01)
 
 
 def _run(*words: str) -> None:

@@ -42,26 +42,21 @@ Key = tuple[Place, Operation, int]
 
 @dataclass(frozen=True)
 class Row:
-    """An operation at one size on one device: the median over rounds and its interval.
-
-    bound: what limits it at large sizes, compute or memory.
-    bytes: what comes in and goes out.
-    peak_share: of the most FLOPs per second that were measured on the device, or of the most bytes per second.
-    """
+    """An operation at one size on one device: the median over rounds and its interval."""
 
     operation: str
     device: str
     threads: int
     size: int
     unit: str
-    bound: str
-    bytes: int
+    bound: str  # what limits it at large sizes, compute or memory
+    bytes: int  # what comes in and goes out
     seconds: float
     seconds_low: float
     seconds_high: float
     gflops: float
     gigabytes_per_second: float
-    peak_share: float
+    peak_share: float  # of the most FLOPs per second that were measured on the device, or of the most bytes per second
     rounds: int
 
 
@@ -77,10 +72,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Worth:
-    """From which size an operation is faster on `device` than on `host`, both copies included.
-
-    misfit: the worst of the median relative distances of timings from the lines that were compared.
-    """
+    """From which size an operation is faster on `device` than on `host`, both copies included."""
 
     operation: str
     unit: str
@@ -89,7 +81,7 @@ class Worth:
     from_size: int | None
     extrapolated: bool
     looked_to_size: int
-    misfit: float
+    misfit: float  # the worst of the median relative distances of timings from the lines that were compared
 
 
 @dataclass(frozen=True)

@@ -93,11 +93,7 @@ class TrainingWork:
 
 @dataclass(frozen=True)
 class Row:
-    """Training on N processes; medians over rounds, intervals of 95 %.
-
-    efficiency: samples per second and process, against the fewest processes in the same round.
-    weights_sha256: of the training after all rounds; under strong scaling the same for all rows.
-    """
+    """Training on N processes; medians over rounds, intervals of 95 %."""
 
     processes: int
     threads: int
@@ -108,7 +104,7 @@ class Row:
     samples_per_second_low: float
     samples_per_second_high: float
     speedup: float
-    efficiency: float
+    efficiency: float  # samples per second and process, against the fewest processes in the same round
     efficiency_low: float
     efficiency_high: float
     step_seconds: float
@@ -119,21 +115,18 @@ class Row:
     lost: Lost
     steps: int
     rounds: int
-    weights_sha256: str | None
+    weights_sha256: str | None  # of the training after all rounds; under strong scaling the same for all rows
 
 
 @dataclass(frozen=True)
 class ScalingReport(Report):
-    """Rows from the fewest to the most processes.
-
-    same_weights: whether all rows' weights have the same bytes; None where they are of different recipes.
-    """
+    """Rows from the fewest to the most processes."""
 
     kind = "scaling"
     task: str
     mode: Mode
     rows: tuple[Row, ...]
-    same_weights: bool | None
+    same_weights: bool | None  # whether all rows' weights have the same bytes; None where they are of different recipes
     reduce: str
     device: str
     hosts: int | None

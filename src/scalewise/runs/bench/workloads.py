@@ -35,23 +35,16 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation as a function of its size.
-
-    unit: what the size counts.
-    bound: what limits it at large sizes, so what its speed is held against.
-    flops: floating-point operations, an addition and a multiplication being two.
-    inputs, outputs: elements that come in and go out: what would have to be carried to a device and back.
-    prepare: makes the data; the function does the operation once.
-    """
+    """One operation as a function of its size."""
 
     name: str
-    unit: str
-    bound: Bound
+    unit: str  # what the size counts
+    bound: Bound  # what limits it at large sizes, so what its speed is held against
     sizes: tuple[int, ...]
-    flops: Callable[[int], int]
-    inputs: Callable[[int], int]
-    outputs: Callable[[int], int]
-    prepare: Callable[[int, torch.device], Run]
+    flops: Callable[[int], int]  # floating-point operations, an addition and a multiplication being two
+    inputs: Callable[[int], int]  # elements that come in: what would have to be carried to a device …
+    outputs: Callable[[int], int]  # … and that go out: what would have to be carried back
+    prepare: Callable[[int, torch.device], Run]  # makes the data; the function does the operation once
 
     def moved_bytes(self, size: int) -> int:
         """Bytes of what comes in and goes out."""
@@ -191,10 +184,8 @@ SAMPLES = 12  # of the utilisation over time
 class Trained:
     """Trainings on one device; medians over rounds, intervals of 95 %.
 
-    seconds_to_loss: until an epoch's training loss was no more than `target_loss`; None where it never was.
     utilisation: share of its threads' time in which this process computed or, on CUDA, of the time that the GPU worked;
         None where the device does not report it.
-    utilisation_over_time: the same by parts of the last training.
     """
 
     task: str
@@ -206,10 +197,10 @@ class Trained:
     step_seconds_high: float
     samples_per_second: float
     target_loss: float
-    seconds_to_loss: float | None
+    seconds_to_loss: float | None  # until an epoch's training loss was no more than that; None where it never was
     steps_to_loss: int | None
     utilisation: float | None
-    utilisation_over_time: tuple[float, ...]
+    utilisation_over_time: tuple[float, ...]  # by parts of the last training
     rounds: int
 
 

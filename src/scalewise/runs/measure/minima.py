@@ -60,22 +60,14 @@ class Sharpness:
 
 @dataclass(frozen=True)
 class SharpnessReport:
-    """The sharpness at some weights, by size of the box.
+    """The sharpness at some weights, by size of the box."""
 
-    Arguments:
-        loss: f(x), over `samples` training samples.
-        parameters: dimensions of x.
-        subspace: dimensions of the random subspace; None for the full space.
-        iterations: of L-BFGS-B, from each of its two starts.
-        rows: one per size of the box; none where 1 + f(x) is not above 0, for which sharpness is undefined.
-    """
-
-    loss: float
+    loss: float  # f(x), over `samples` training samples
     samples: int
-    parameters: int
-    subspace: int | None
-    iterations: int
-    rows: tuple[Sharpness, ...]
+    parameters: int  # dimensions of x
+    subspace: int | None  # dimensions of the random subspace; None for the full space
+    iterations: int  # of L-BFGS-B, from each of its two starts
+    rows: tuple[Sharpness, ...]  # none where 1 + f(x) is not above 0, for which sharpness is undefined
 
 
 def sharpness(
@@ -90,15 +82,7 @@ def sharpness(
     device: DeviceName = "auto",
     notify: Notify = silent,
 ) -> SharpnessReport:
-    """The sharpness of the training loss at a run's weights.
-
-    Arguments:
-        weights: parameters and buffers by name, as in a run's model.safetensors.
-        subspace: dimensions of a random subspace; None for the full space.
-        epsilons: sizes of the box.
-        samples: fixed training samples that the loss is the mean over.
-        iterations: of L-BFGS-B, from each start.
-    """
+    """The sharpness of the loss, over fixed training samples, at a run's weights; `epsilons` are the boxes' sizes."""
     with opened(task, recipe, samples, device) as surface:
         x = surface.load(weights)
         with surface.right_statistics():
@@ -198,34 +182,24 @@ class PlanePoint:
 class Line:
     """The line between two runs.
 
-    Arguments:
-        distance: ‖b − a‖ over the trainable weights.
-        barrier: how far the training loss rises between the runs above the straight line between their losses
-            (Frankle et al. 2020); about 0 when they lie in one basin. None where no point between them was taken.
-        rows: the points.
+    barrier: how far the training loss rises between the runs above the straight line between their losses
+        (Frankle et al. 2020); about 0 when they lie in one basin. None where no point between them was taken.
     """
 
     samples: int
-    distance: float
+    distance: float  # ‖b − a‖ over the trainable weights
     barrier: float | None
     rows: tuple[LinePoint, ...]
 
 
 @dataclass(frozen=True)
 class Plane:
-    """The plane through two runs.
-
-    Arguments:
-        direction: what v is: "third run" or "random".
-        lengths: ‖u‖ and ‖v‖, for a plot in which distances are true.
-        runs: the coordinates (x, y) of the runs in the plane.
-        rows: the points.
-    """
+    """The plane through two runs."""
 
     samples: int
-    direction: str
-    lengths: tuple[float, float]
-    runs: tuple[tuple[float, float], ...]
+    direction: str  # what v is: "third run" or "random"
+    lengths: tuple[float, float]  # ‖u‖ and ‖v‖, for a plot in which distances are true
+    runs: tuple[tuple[float, float], ...]  # the coordinates (x, y) of the runs in the plane
     rows: tuple[PlanePoint, ...]
 
 
@@ -244,7 +218,6 @@ def line(
 
     Arguments:
         first, second: parameters and buffers by name; alpha is 0 at the first and 1 at the second.
-        alphas: the points.
         samples: fixed training samples, and as many test samples, that the numbers are means over.
     """
     notify(f"loss at {len(alphas)} points of the line between the runs")
@@ -275,8 +248,6 @@ def plane(
     Arguments:
         first, second: parameters and buffers by name, at (0, 0) and (1, 0).
         third: a third run, at y = 1; without it a random direction with the first run's filter lengths.
-        xs, ys: the grid.
-        samples: fixed training samples that the numbers are means over.
     """
     with opened(task, recipe, samples, device) as surface:
         a, b = surface.load(first), surface.load(second)

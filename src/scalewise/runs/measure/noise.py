@@ -117,11 +117,7 @@ def measure_noise(
 
     The average is that over steps, by which the noise scale enters the number of steps of a training at global batch
     B: S = S_min·(1 + B_noise ÷ B), summed along the way. Stages without a gradient or without noise are left out of it.
-    Looking leaves no trace in the training.
-
-    Arguments:
-        task, recipe: what is trained, and how; of several workers one is enough to measure.
-        layers: also every parameter's own noise scale.
+    Looking leaves no trace in the training. With `layers` every parameter's own noise scale is measured too.
     """
     with _single(task, recipe, device) as training:
         looks = [*_looks(training, notify)]
@@ -243,17 +239,12 @@ def looked_at(training: Training, points: int) -> PooledNoise:
     most = max(BLOCKS, MOST_SAMPLES // group_samples)
     for target in _targets(gradients.groups_per_pass, group_samples, anew=pooled.pairs > 0):
         wanted = TIGHT_RATIO if target <= most else ENOUGH_RATIO ** math.sqrt(points)
-        if pooled.groups and _within(pooled, wanted):
+        tables = [pooled.table(), pooled.preconditioned_table()] if pooled.groups else []
+        if tables and all(estimate([table]).within(wanted) for table in tables if table is not None):
             break
         for gradient in gradients.take(pooled.groups, target - pooled.groups):
             pooled.add(gradient)
     return pooled
-
-
-def _within(pooled: PooledNoise, ratio: float) -> bool:
-    """Whether the intervals' ends are that close."""
-    tables = (pooled.table(), pooled.preconditioned_table())
-    return all(estimate([table]).within(ratio) for table in tables if table is not None)
 
 
 def _targets(groups_per_pass: int, group_samples: int, anew: bool = False) -> list[int]:

@@ -50,19 +50,17 @@ class ThroughputReport:
 
     Fetching samples from memory counts; reading and decoding them from elsewhere does not, since loaders do that.
 
-    knee: the smallest worker batch with 90 % of the best throughput; `knee_interval` says what noise leaves open.
     flops_per_sample: floating-point operations of forward and backward, an addition and a multiplication being two.
-    peak_flops_per_second: of this device's best matrix product, on `threads` threads, in the recipe's precision.
     mfu: the share of that peak that training uses at its best worker batch; null when a model has no such operations.
     """
 
     rows: tuple[Rate, ...]
-    knee: int
+    knee: int  # the smallest worker batch with 90 % of the best throughput; `knee_interval` says what noise leaves open
     knee_interval: Knee
     best_worker_batch: int
     inference: tuple[Rate, ...]
     flops_per_sample: float
-    peak_flops_per_second: float
+    peak_flops_per_second: float  # of this device's best matrix product, on `threads`, in the recipe's precision
     mfu: float | None
     device: str
     threads: int
@@ -76,12 +74,7 @@ def throughput(
     placement: Placement | None = None,
     notify: Notify = silent,
 ) -> ThroughputReport:
-    """Measure samples per second at worker batches that double.
-
-    Arguments:
-        task, recipe: what is trained and how; one worker of it is timed, on the recipe's threads.
-        largest: the largest worker batch that fits; without it the curve continues while it rises.
-    """
+    """Measure samples per second of one worker, at worker batches that double up to `largest` or while they rise."""
     complete, _ = resolve(recipe, {}, "plain", available_cores())
     where = placement or Placement()
     device = choose_device(where.device, 0)

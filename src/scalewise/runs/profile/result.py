@@ -20,18 +20,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """One phase of an average step.
-
-    worked_seconds: also what loader processes, or threads that read ahead, did for the step: `beside_seconds` of it.
-    waited_seconds: for something else to finish.
-    share: of the step's wall time; what is beside the step has no part in it.
-    """
+    """One phase of an average step."""
 
     name: str
-    worked_seconds: float
-    waited_seconds: float
-    beside_seconds: float
-    share: float
+    worked_seconds: float  # also what loader processes, or threads that read ahead, did for the step
+    waited_seconds: float  # for something else to finish
+    beside_seconds: float  # what those did
+    share: float  # of the step's wall time; what is beside the step has no part in it
 
     @property
     def step_seconds(self) -> float:
@@ -53,17 +48,12 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Communication:
-    """Operations between processes, per step and process.
-
-    in_flight_seconds: in which at least one was in flight.
-    waited_seconds: in which the process did nothing else.
-    hidden_seconds: in which it continued its work; `behind_backward_seconds` of that was backward.
-    """
+    """Operations between processes, per step and process."""
 
     operations: float
-    in_flight_seconds: float
-    waited_seconds: float
-    hidden_seconds: float
+    in_flight_seconds: float  # in which at least one was in flight
+    waited_seconds: float  # in which the process did nothing else
+    hidden_seconds: float  # in which it continued its work; `behind_backward_seconds` of that was backward
     behind_backward_seconds: float
 
 
@@ -85,21 +75,15 @@ class LoaderRow:
 
 @dataclass(frozen=True)
 class Usage:
-    """How a process used its machine, in all and over time.
+    """How a process used its machine, in all and over time."""
 
-    processor_share: processor time of all its threads ÷ wall time; 1 is one core.
-    queued_share: the part of the time in which the step's thread was ready, but other programs had the cores.
-    memory_bytes: the most of its own in main memory; device_bytes: the most that torch held on the device.
-    memory_over_time: of the device, if any.
-    """
-
-    processor_share: float
-    queued_share: float
+    processor_share: float  # processor time of all its threads ÷ wall time; 1 is one core
+    queued_share: float  # the part of the time in which the step's thread was ready, but other programs had the cores
     device_share: float | None
-    memory_bytes: int
-    device_bytes: int | None
+    memory_bytes: int  # the most of its own in main memory
+    device_bytes: int | None  # the most that torch held on the device
     processor_over_time: tuple[Point, ...]
-    memory_over_time: tuple[Point, ...]
+    memory_over_time: tuple[Point, ...]  # of the device, if any
 
 
 @dataclass(frozen=True)
@@ -138,15 +122,12 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What profiling costs: profiled ÷ plain steps − 1, the median over interleaved rounds, and its 95 % interval.
-
-    processor_share: the same of their processor time, which other programs disturb less.
-    """
+    """What profiling costs: profiled ÷ plain steps − 1, the median over interleaved rounds, and its 95 % interval."""
 
     share: float
     low: float
     high: float
-    processor_share: float
+    processor_share: float  # the same of their processor time, which other programs disturb less
     rounds: int
     profiled_seconds: float
     plain_seconds: float

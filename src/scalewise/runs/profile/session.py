@@ -53,19 +53,14 @@ class StepRecording:
 
 @dataclass(frozen=True)
 class Recording:
-    """Everything that one process recorded.
-
-    kinds: the class of every layer.
-    profiled, plain: the steps of each round, with the profiler and without.
-    usage_samples: what the machine did in each round with the profiler.
-    """
+    """Everything that one process recorded, the steps by round."""
 
     process: int
     host: str
-    kinds: dict[str, str]
-    profiled: list[list[StepRecording]] = field(default_factory=list)
-    plain: list[list[StepRecording]] = field(default_factory=list)
-    usage_samples: list[list[UsageSample]] = field(default_factory=list)
+    kinds: dict[str, str]  # the class of every layer
+    profiled: list[list[StepRecording]] = field(default_factory=list)  # with the profiler
+    plain: list[list[StepRecording]] = field(default_factory=list)  # without
+    usage_samples: list[list[UsageSample]] = field(default_factory=list)  # what the machine did with the profiler
     loaders: list[Loader] = field(default_factory=list)
 
     @functools.cached_property
@@ -132,20 +127,14 @@ SCHEDULER = Path("/proc/self/schedstat")
 
 @dataclass(frozen=True)
 class UsageSample:
-    """What was seen at one moment.
-
-    processor_seconds: of all threads of this process since it began.
-    queued_seconds: in which its main thread could have continued, but had to wait for a core; 0 where Linux is silent.
-    memory_bytes: its own in main memory, and what torch holds on the device.
-    gpu_share: the part of the last moments in which the device computed, where its driver reports it.
-    """
+    """What was seen at one moment."""
 
     seconds: float
-    processor_seconds: float
-    queued_seconds: float
-    memory_bytes: int
-    device_bytes: int | None
-    gpu_share: float | None
+    processor_seconds: float  # of all threads of this process since it began
+    queued_seconds: float  # in which its main thread was ready, but had to wait for a core; 0 where Linux is silent
+    memory_bytes: int  # its own in main memory
+    device_bytes: int | None  # what torch holds on the device
+    gpu_share: float | None  # the part of the last moments in which the device computed, where its driver reports it
 
 
 def sample(device: torch.device) -> UsageSample:

@@ -31,18 +31,12 @@ Event = tuple[float, "Label | None"]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a span is of.
+    """What a span is of."""
 
-    phase: one of the phases, or "" for what belongs to none of them.
-    layer: the layer, in forward and backward.
-    waits: whether the phase waits in it for another process or thread.
-    hidden: whether its time belongs to no phase: another thread works in it, or the profiler itself.
-    """
-
-    phase: str
-    layer: str | None = None
-    waits: bool = False
-    hidden: bool = False
+    phase: str  # one of the phases, or "" for what belongs to none of them
+    layer: str | None = None  # the layer, in forward and backward
+    waits: bool = False  # whether the phase waits in it for another process or thread
+    hidden: bool = False  # whether its time belongs to no phase: another thread works in it, or the profiler itself
 
 
 HIDDEN = Label("", hidden=True)

@@ -49,24 +49,16 @@ DIVERGED = 1000.0  # margins behind
 
 @dataclass(frozen=True)
 class Point:
-    """Where a trial lies in the search space; its fields are the names of Optuna's parameters.
-
-    Arguments:
-        share: samples, as a multiple of the single worker's.
-        rate: the peak rate, as a multiple of the one that auto would try for this optimizer and number of steps.
-        warmup: share of the steps.
-        memory, forget: momentum or beta1, and 1 − beta2.
-        decay: the sum of rate × weight decay over the training.
-    """
+    """Where a trial lies in the search space; its fields are the names of Optuna's parameters."""
 
     optimizer: str
-    share: float
-    rate: float = 1.0
-    warmup: float = 0.1
+    share: float  # samples, as a multiple of the single worker's
+    rate: float = 1.0  # the peak, as a multiple of what auto would try for this optimizer and number of steps
+    warmup: float = 0.1  # share of the steps
     schedule: str = "cosine"
-    memory: float = 0.9
-    forget: float = 0.001
-    decay: float = 0.0
+    memory: float = 0.9  # momentum or beta1
+    forget: float = 0.001  # 1 − beta2
+    decay: float = 0.0  # the sum of rate × weight decay over the training
 
 
 def recipe_at(point: Point, base: Recipe, workers: int, samples: int) -> Recipe:

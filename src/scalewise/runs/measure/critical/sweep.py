@@ -131,10 +131,7 @@ def sweep(
     Arguments:
         recipe: the single-worker recipe: worker batch, optimizer, rate to start from, epochs.
         folder: stores every trial; the same call with the same folder resumes.
-        target: the validation loss; by default where a single worker at its own rate has learned nine tenths of what it
-            learns in its epochs.
-        seeds: runs at the chosen rate of each global batch, at least; by default 5.
-        most_seeds: more are added, up to so many, by default 64, until the standard error of their median is below 3 %.
+        target, seeds, most_seeds: the flags of `scalewise measure`.
         tuning_seeds: runs at each of the rates it is chosen from.
         global_batches: which, by default doublings around the worker batch.
         jobs: trials at the same time, by default one per core.

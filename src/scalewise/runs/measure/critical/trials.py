@@ -55,25 +55,15 @@ class Branch:
 
 @dataclass(frozen=True)
 class Trial:
-    """A training to be done.
+    """A training to be done."""
 
-    Arguments:
-        name: of its files.
-        recipe: how it is learned.
-        evaluations: steps after which the validation loss is measured.
-        last: the step at which it ends.
-        target: a validation loss at which it ends earlier.
-        keep: steps whose checkpoints are kept, for others to branch off.
-        branch: the checkpoint to begin at.
-    """
-
-    name: str
-    recipe: Recipe
-    evaluations: tuple[int, ...]
-    last: int
-    target: float | None = None
-    keep: tuple[int, ...] = ()
-    branch: Branch | None = None
+    name: str  # of its files
+    recipe: Recipe  # how it is learned
+    evaluations: tuple[int, ...]  # steps after which the validation loss is measured
+    last: int  # the step at which it ends
+    target: float | None = None  # a validation loss at which it ends earlier
+    keep: tuple[int, ...] = ()  # steps whose checkpoints are kept, for others to branch off
+    branch: Branch | None = None  # the checkpoint to begin at
 
 
 @dataclass(frozen=True)

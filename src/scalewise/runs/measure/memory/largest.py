@@ -61,31 +61,24 @@ class Part:
 class MemoryReport:
     """The largest worker batch that fits, and where the memory goes. Peaks are above the baseline of one process.
 
-    largest_worker_batch: samples of one worker that fit through the model at once; more need --micro-batch.
-    limited_by: "memory", or "data" when all training samples fit at once.
-    budget_bytes, budget_source: for all processes (CPU) or one device (CUDA), and where it comes from.
-    process_bytes: the share of each process.
-    counts: what the budget counts.
-    baseline_bytes: what a process holds before training.
-    smallest_that_does_not_fit: of the worker batches tried; None when all fitted.
     loaders: loader processes that each process has by default in training, for data that are not in memory. What they
         hold is not counted: the report is that of --loaders 0.
     """
 
-    largest_worker_batch: int
-    limited_by: Literal["memory", "data"]
+    largest_worker_batch: int  # samples of one worker that fit through the model at once; more need --micro-batch
+    limited_by: Literal["memory", "data"]  # data when all training samples fit at once
     device: str
-    budget_bytes: int
-    budget_source: str
+    budget_bytes: int  # for all processes (CPU) or one device (CUDA)
+    budget_source: str  # where it comes from
     processes: int
-    process_bytes: int
-    counts: str
-    baseline_bytes: int
+    process_bytes: int  # the share of each process
+    counts: str  # what the budget counts
+    baseline_bytes: int  # what a process holds before training
     bytes_per_sample: float
     parts: tuple[Part, ...]
     predicted_peak_bytes: int
     measured_peak_bytes: int
-    smallest_that_does_not_fit: int | None
+    smallest_that_does_not_fit: int | None  # of the worker batches tried; None when all fitted
     trials: tuple[Trial, ...]
     loaders: int = 0
 
@@ -99,21 +92,20 @@ def largest_worker_batch(
     placement: Placement | None = None,
     notify: Notify = silent,
 ) -> MemoryReport:
-    """Find the largest worker batch that trains within the budget, exact to 3 %.
+    """Find the largest worker batch that trains within the budget in bytes, by default what is free, exact to 3 %.
 
-    On a CPU 2 % of what is left to training are spared, since the same training needs now more, now less.
-
-    Arguments:
-        task: loaded by `load_task`, or one that can be pickled: on a CPU it is trained in processes of its own.
-        recipe: how it is to be trained; its worker batch does not matter.
-        budget: bytes; by default what is free.
-        placement: where; loader processes are left out.
+    On a CPU the task is trained in processes of its own, which load or unpickle it, and 2 % of what is left to training
+    are spared, since the same training needs now more, now less. The recipe's worker batch does not matter.
     """
     complete, _ = resolve(recipe, {}, "plain", available_cores())
     where = placement or Placement()
     check_processes(processes, complete, where)
     device = choose_device(where.device, 0).type
-    _check_device(device)
+    if device == "mps" or (device == "cpu" and sys.platform != "linux"):
+        raise PlacementError(
+            f"the largest worker batch is measured on CUDA or, with Linux's limits, on a CPU, got {device} on "
+            f"{sys.platform}; leave it out with --skip memory, or measure on such a machine"
+        )
     given = None if budget is None else Free(budget, "given")
     opened = open_samples(task.train, complete.seed, "training")
     samples = len(opened)
@@ -200,14 +192,6 @@ def _too_little(share: int, trace: Note) -> TooLittleMemory:
         f"training {samples} at once must fit into {show_bytes(share)} per process, and does not: {alone}; raise "
         f"--memory or use a smaller model"
     )
-
-
-def _check_device(device: str) -> None:
-    if device == "mps" or (device == "cpu" and sys.platform != "linux"):
-        raise PlacementError(
-            f"the largest worker batch is measured on CUDA or, with Linux's limits, on a CPU, got {device} on "
-            f"{sys.platform}; leave it out with --skip memory, or measure on such a machine"
-        )
 
 
 TOLERANCE = 0.03

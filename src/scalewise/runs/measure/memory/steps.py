@@ -24,22 +24,18 @@ GROWTH_SHARE, GROWTH_BYTES = 4, 500_000_000  # doubling ends when the peak has r
 
 @dataclass(frozen=True)
 class Job:
-    """What to try.
+    """What to try, with the complete recipe.
 
-    task: where to load it from, or the pickled task.
-    recipe, placement, processes: as they are to be trained; the recipe is complete.
-    allowed: bytes that each process may hold of its own.
     batch: samples at once through the model; None begins with the fewest and doubles them until the growth is known.
-    most: the most samples of interest.
     """
 
-    task: Origin | bytes
+    task: Origin | bytes  # where to load it from, or the pickled task
     recipe: Recipe
     placement: Placement
     processes: int
-    allowed: int
+    allowed: int  # bytes that each process may hold of its own
     batch: int | None
-    most: int
+    most: int  # the most samples of interest
 
 
 @dataclass(frozen=True)
@@ -54,20 +50,13 @@ class Parts:
 
 @dataclass(frozen=True)
 class Note:
-    """What a process reports of its trial.
+    """What a process reports of its trial."""
 
-    ended: "running", "done", "out of memory" or "failed"; with `message` and `exit_code` when failed.
-    baseline: bytes of its own that it held before training: Python, torch and the task's data.
-    points: samples at once, and the peak above the baseline that they took.
-    smallest: the fewest samples that can go through the model at once.
-    parts: after a trace.
-    """
-
-    ended: str = "running"
-    baseline: int = 0
-    points: list[list[int]] = field(default_factory=list)
-    smallest: int = 1
-    parts: Parts | None = None
+    ended: str = "running"  # "running", "done", "out of memory" or "failed"; with `message` and `exit_code` when failed
+    baseline: int = 0  # bytes of its own that it held before training: Python, torch and the task's data
+    points: list[list[int]] = field(default_factory=list)  # samples at once, and the peak above the baseline they took
+    smallest: int = 1  # the fewest samples that can go through the model at once
+    parts: Parts | None = None  # after a trace
     message: str = ""
     exit_code: int = 0
     lost_contact: bool = False
@@ -118,9 +107,13 @@ def settled(job: Job, task: Task, batch: int) -> Iterator[Training]:
     """A training of the job in the state that it has after its first steps, without taking them.
 
     An update by gradients of 0 at rate 0 makes the optimizer's state; the gradients of an earlier step, the best
-    weights and the buffers in which more workers are summed are put beside it.
+    weights and the buffers in which more workers are summed are put beside it. The workers are a few per process, whose
+    step needs the memory of all, or all where they run at the same time.
     """
-    with _begun(job, task, trial_recipe(job.recipe, batch, _trial_workers(job), MOST_STEPS)) as training:
+    workers = job.recipe.workers
+    if job.recipe.batch_norm != "sync":
+        workers = min(workers, WORKERS_OF_A_PROCESS * job.processes)
+    with _begun(job, task, trial_recipe(job.recipe, batch, workers, MOST_STEPS)) as training:
         strategy = training.strategy
         strategy.update(0.0)
         parameters = [*strategy.model.parameters.values()]
@@ -213,13 +206,6 @@ def _saved_for_backward(job: Job, task: Task, batch: int) -> int:
 
 def _begun(job: Job, task: Task, recipe: Recipe) -> Training:
     return Training(task, recipe, job.placement, hold_out=job.recipe.selects, alone=job.processes == 1)
-
-
-def _trial_workers(job: Job) -> int:
-    """Workers whose step needs the memory of all: a few per process, or all where they run at the same time."""
-    if job.recipe.batch_norm == "sync":
-        return job.recipe.workers
-    return min(job.recipe.workers, WORKERS_OF_A_PROCESS * job.processes)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
