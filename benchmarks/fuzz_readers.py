@@ -81,7 +81,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         "link": Reader([link_file(folder)], at("link.json", hardware.load_link)),
         "points": Reader([b"samples,error\n100,0.5\n200,0.4\n", b"100,0.5\n200,0.4\n"], at("points.csv", read_points)),
         "request": Reader(
-            [request_file()], at("request.json", lambda path: load_request(path.parent, BegunComparison, "comparison"))
+            [request_file()], at("request.json", lambda path: load_request(path.parent, BegunComparison))
         ),
         "watched": Reader([watched_file()], at("process-0.jsonl", lambda path: diagnose_folder(path.parent)), 1),
         "index": Reader([(saved / "index.json").read_bytes()], _in_checkpoint(saved, "index.json")),
@@ -215,7 +215,7 @@ def link_file(folder: Path) -> bytes:
 
 
 def _request(path: Path) -> BegunComparison:
-    return load_request(path.parent, BegunComparison, "comparison")
+    return load_request(path.parent, BegunComparison)
 
 
 def request_file() -> bytes:

@@ -76,7 +76,7 @@ def test_the_json_is_the_contract_and_more_seeds_are_added_on_resume(scalewise, 
     assert more.json["rows"][1]["beats_noise"] in (True, False)
     assert json.loads((run / "result.json").read_text()) == stored  # read, not trained again
     assert "already done" in more.stderr
-    stored = load_request(tmp_path / "table", BegunComparison, "comparison")
+    stored = load_request(tmp_path / "table", BegunComparison)
     assert (stored.seeds, stored.rows) == (2, "single,naive")
     with pytest.raises(RunFolderError, match=r"begun with given=.'epochs': 1.0., got .'lr': 0.5."):
         check_unchanged(tmp_path, stored, dataclasses.replace(stored, given={"lr": 0.5}))

@@ -176,24 +176,19 @@ def answer(request: ForecastRequest, notify: Notify = silent) -> ForecastResult:
     if known is not None and request.target is None:
         notify(Notice("--plan says what a target takes: nothing, without --target"))
     if request.table is not None:
-        return _from_table(request, request.table, known)
+        if request.out is not None:
+            check_folder(request.out)
+        result = _result(request, read_points(request.table), [], known, request.out)
+        if request.out is not None:
+            request.out.mkdir(parents=True, exist_ok=True)
+            save_document(request.out / DOCUMENT_FILE, result.to_json())
+        return result
     subject = load_subject(request.source, request.set, request.data)
     if known is not None and known.task not in (None, subject.task.name):
         raise UsageError(
             f"--plan needs a plan of task {subject.task.name}, got {known.path} of task {known.task}; leave it out"
         )
     return _from_task(request, subject, known, notify)
-
-
-def _from_table(request: ForecastRequest, table: Path, known: KnownPlan | None) -> ForecastResult:
-    """Errors that are known already; they leave a folder where --out asks for one."""
-    if request.out is not None:
-        check_folder(request.out)
-    result = _result(request, read_points(table), [], known, request.out)
-    if request.out is not None:
-        request.out.mkdir(parents=True, exist_ok=True)
-        save_document(request.out / DOCUMENT_FILE, result.to_json())
-    return result
 
 
 def _from_task(request: ForecastRequest, subject: Subject, known: KnownPlan | None, notify: Notify) -> ForecastResult:

@@ -10,7 +10,7 @@ import math
 import shlex
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +32,12 @@ from scalewise.runs.request import (
     Notice,
     Notify,
     Numbers,
-    Settings,
+    Question,
     Subject,
     answering,
     check_alone,
     comma_separated,
     keywords_of,
-    load_subject,
     request_from,
     save_request,
     silent,
@@ -62,15 +61,10 @@ MEASURED_HERE: dict[Gap, str] = {  # in the order in which it is done
 
 
 @dataclass(frozen=True)
-class PlanRequest:
-    """A plan as it is asked for. The fields are the flags of `scalewise plan`, whose help describes them.
+class PlanRequest(Question):
+    """A plan as it is asked for; `source` is the flag --from."""
 
-    `source` is the flag --from, and `given` are the fields of the recipe that are set.
-    """
-
-    task: str | Task
     workers: Numbers = USUAL_WORKERS
-    set: Settings | None = None
     source: Sequence[Path] = ()
     target: float | None = None
     deadline: str | float | None = None
@@ -85,11 +79,7 @@ class PlanRequest:
     memory: str | int | None = None
     accelerator: str | None = None
     image: str | None = None
-    data: Path | None = None
-    device: DeviceName = "auto"
     write: Sequence[System] = ()
-    out: Path | None = None
-    given: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_alone("plan")
@@ -167,7 +157,7 @@ def answer(request: PlanRequest, notify: Notify = silent) -> PlanResult:
     """Load the task and the records, measure what is missing, plan, and store it."""
     from scalewise.engine.store.folder import RunRecipe
 
-    subject = load_subject(request.task, request.set, request.data)
+    subject = request.load()
     recipe, derived = single_recipe(subject.task.recipe, request.given, request.device)
     hold_out = request.target is not None and subject.task.validation is None
     run, facts = RunRecipe(subject.spec, subject.settings, recipe, derived, hold_out), task_facts(subject)

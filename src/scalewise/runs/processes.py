@@ -45,9 +45,7 @@ def ask(
 ) -> AnswerT | None:
     """The first process's answer; None on the processes of a torchrun job that do not lead it.
 
-    Arguments:
-        question, task, arguments: what every process runs.
-        processes, threads: how many to start, each with N threads, unless this is a torchrun job; 1 is this process.
+    Outside of a torchrun job `processes` are started, each with `threads`; 1 is this process.
     """
     if takes_part():
         with taking_part(device) as team:

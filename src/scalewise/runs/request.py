@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -53,10 +53,10 @@ def keywords_of(kind: type) -> Callable[[FunctionT], FunctionT]:
     def named(function: FunctionT) -> FunctionT:
         own = inspect.signature(function)
         subject, *others = own.parameters.values()
-        fields = [field for field in dataclasses.fields(kind)[1:] if field.name != "given"]
         options = [
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-            for field in fields
+            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+            for one in dataclasses.fields(kind)[1:]
+            if one.name != "given"
         ]
         function.__signature__ = own.replace(parameters=[subject, *options, *others])  # type: ignore[attr-defined]
         return function
@@ -67,7 +67,7 @@ def keywords_of(kind: type) -> Callable[[FunctionT], FunctionT]:
 def request_from(kind: type[RequestT], task: str | Path | Task, options: Mapping[str, Any]) -> RequestT:
     """A request from keyword arguments: its own fields, and fields of the recipe as what was given."""
     subject, *others = dataclasses.fields(kind)  # type: ignore[arg-type]
-    known = {field.name: str(field.type) for field in others if field.name != "given"}
+    known = {one.name: str(one.type) for one in others if one.name != "given"}
     given = {name: value for name, value in options.items() if name in Recipe.model_fields and name not in known}
     unknown = [name for name in options if name not in known and name not in given]
     if unknown:
@@ -134,6 +134,25 @@ def load_subject(task: str | Task, settings: Settings | None, data: Path | None)
     if task.origin is None:
         return Subject(task, f"{PYTHON}{task.name}", [])
     return Subject(task, task.origin.spec, [*task.origin.settings], task.origin.data)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question of a task as it is asked. Its fields are the flags of its command, whose help describes them.
+
+    `given` are the fields of the recipe that are set.
+    """
+
+    task: str | Task
+    set: Settings | None = None
+    data: Path | None = None
+    device: DeviceName = "auto"
+    out: Path | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Subject:
+        """The task that it is of."""
+        return load_subject(self.task, self.set, self.data)
 
 
 def _words(settings: Settings) -> list[str]:
@@ -249,11 +268,11 @@ def save_request(folder: Path, begun: BegunFolder) -> None:
     write_atomically(folder / REQUEST_FILE, json.dumps(dataclasses.asdict(begun), indent=2) + "\n")
 
 
-def load_request(folder: Path, kind: type[RequestT], what: str) -> RequestT:
+def load_request(folder: Path, kind: type[BegunT]) -> BegunT:
     """What a folder was begun with."""
     file = folder / REQUEST_FILE
     if not file.is_file():
-        raise RunFolderError(f"--resume {folder} must be the folder of a {what}, found no {REQUEST_FILE} in it")
+        raise RunFolderError(f"--resume {folder} must be the folder of a {kind.what}, found no {REQUEST_FILE} in it")
     try:
         return kind(**read_json(file))
     except (OSError, TypeError, ValueError) as error:
@@ -270,7 +289,7 @@ def begun_or_resumed(
     if folder is None:
         check_folder(out)
         return dataclasses.replace(wanted, **changes or {}), None
-    stored = load_request(folder, type(wanted), wanted.what)
+    stored = load_request(folder, type(wanted))
     check_unchanged(folder, stored, wanted)
     return dataclasses.replace(stored, **changes or {}), folder
 

@@ -135,12 +135,7 @@ class Run:
 
 
 class Course:
-    """Warns when a run whose recipe was raced for does worse than its trials promised.
-
-    Arguments:
-        search: what auto trained before step 0; without trials nothing is expected, so nothing is said.
-        warn: takes the warning.
-    """
+    """Warns when a run whose recipe was raced for does worse than the trials of its search promised, if it had any."""
 
     def __init__(self, search: Search | None, warn: Callable[[str], None]) -> None:
         self._promised = search.trials[-1].loss if search is not None and search.trials else None

@@ -135,7 +135,14 @@ def _timings(found: Sequence[Place], limit: float, notify: Notify) -> dict[Key, 
     """Seconds of every operation, size and device in every round."""
     ready: dict[tuple[str, str, int], Run] = {}
     times: dict[Key, int] = {}
-    for key in _keys(found):
+    # devices next to each other, so that the machine is as busy for all of them
+    keys: list[Key] = [
+        (place, operation, size) for operation in OPERATIONS for size in operation.sizes for place in found
+    ]
+    keys += [
+        (place, copy, size) for copy in TRANSFERS for size in copy.sizes for place in found if place.device != "cpu"
+    ]
+    for key in keys:
         place, operation, size = key
         data = place.device, operation.name, size  # the CPU's data serve any number of threads
         with place.used() as device:
@@ -153,14 +160,6 @@ def _timings(found: Sequence[Place], limit: float, notify: Notify) -> dict[Key, 
                 run()  # threads and caches wake up
                 seconds[key].append(timed(run, device, times[key]))
     return seconds
-
-
-def _keys(found: Sequence[Place]) -> list[Key]:
-    """Devices next to each other, so that the machine is as busy for all of them."""
-    accelerators = [place for place in found if place.device != "cpu"]
-    own = [(place, operation, size) for operation in OPERATIONS for size in operation.sizes for place in found]
-    carried = [(place, copy, size) for copy in TRANSFERS for size in copy.sizes for place in accelerators]
-    return own + carried
 
 
 def _most(timings: dict[Key, list[float]], place: Place, amount: Callable[[Operation, int], int]) -> float:

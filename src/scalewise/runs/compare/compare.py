@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from scalewise.runs.request import (
     BegunFolder,
     Notice,
     Numbers,
-    Settings,
+    Question,
     Subject,
     answering,
     begun_or_resumed,
@@ -33,7 +33,6 @@ from scalewise.runs.request import (
     comma_separated,
     compilable,
     keywords_of,
-    load_subject,
     request_from,
     stopped,
 )
@@ -44,26 +43,17 @@ DEFAULT_WORKERS, DEFAULT_SEEDS = "8", 5
 
 
 @dataclass(frozen=True)
-class CompareRequest:
-    """A comparison as it is asked for. The fields are the flags of `scalewise compare`, whose help describes them.
+class CompareRequest(Question):
+    """A comparison as it is asked for."""
 
-    `given` are the fields of the recipe that are set.
-    """
-
-    task: str | Task
     workers: Numbers | None = None
     seeds: int | None = None
     rows: str | Sequence[str] | None = None
     tuned: Path | None = None
-    set: Settings | None = None
     tune: int | None = None
     hold_out: bool = False
-    data: Path | None = None
     jobs: int | None = None
-    device: DeviceName = "auto"
-    out: Path | None = None
     resume: str | None = None
-    given: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_counts(seeds=self.seeds, tune=self.tune, jobs=self.jobs)
@@ -175,7 +165,7 @@ def compare(task: str | Path | Task, *, follow: Follow = unfollowed, **options: 
 
 def answer(request: CompareRequest, follow: Follow = unfollowed) -> CompareResult:
     """Load the task, choose the rows, train them in a new or resumed folder, and store the table."""
-    subject = load_subject(request.task, request.set, request.data)
+    subject = request.load()
     name = f"compare-{subject.task.name}"
     begun = BegunComparison(subject.spec, subject.settings, request.given, request.tune, request.hold_out)
     begun, resumed = begun_or_resumed(begun, request.resume, request.out, name, request.changes)

@@ -37,7 +37,6 @@ from scalewise.runs.request import (
     begun_or_resumed,
     compilable,
     keywords_of,
-    load_subject,
     request_from,
     silent,
     stopped,
@@ -166,7 +165,7 @@ def measure(task: str | Path | Task, *, notify: Notify = silent, **options: Any)
 
 def answer(request: MeasureRequest, notify: Notify = silent) -> Measurement:
     """Load the task, complete the recipe, measure in a new or resumed folder, and store what was found."""
-    subject = load_subject(request.task, request.set, request.data)
+    subject = request.load()
     task = subject.task
     name, recipe = f"measure-{task.name}", None if request.recipe is None else str(request.recipe)
     begun = Begun(subject.spec, subject.settings, request.given, recipe)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Literal, get_args
 
-from scalewise.engine.placement import DeviceName
 from scalewise.errors import UsageError
 from scalewise.runs.measure.memory import parse_bytes
-from scalewise.runs.request import Settings, check_alone, check_counts
-
-if TYPE_CHECKING:
-    from scalewise.tasks.task import Task
+from scalewise.runs.request import Question, check_alone, check_counts
 
 Part = Literal["noise", "memory", "throughput"]
 Verify = Literal["branch", "sweep"]
@@ -22,14 +18,9 @@ RANDOM = "random"
 
 
 @dataclass(frozen=True)
-class MeasureRequest:
-    """A measurement as it is asked for. The fields are the flags of `scalewise measure`, whose help describes them.
+class MeasureRequest(Question):
+    """A measurement as it is asked for."""
 
-    `given` are the fields of the recipe that are set.
-    """
-
-    task: str | Task
-    set: Settings | None = None
     recipe: Path | None = None
     verify: Verify | None = None
     target: float | None = None
@@ -42,13 +33,9 @@ class MeasureRequest:
     samples: int = 1024
     layers: bool = False
     skip: Collection[Part] = ()
-    data: Path | None = None
     memory: str | int | None = None
     processes: int | None = None
-    device: DeviceName = "auto"
-    out: Path | None = None
     resume: str | None = None
-    given: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_alone("measure")

@@ -62,11 +62,7 @@ class Point:
 
 
 def recipe_at(point: Point, base: Recipe, workers: int, samples: int) -> Recipe:
-    """The complete recipe of a point.
-
-    Arguments:
-        base: the single worker's recipe.
-        samples: of the training set.
+    """The complete recipe of a point, from the single worker's and the number of training samples.
 
     >>> base = Recipe(worker_batch=32, epochs=10.0, optimizer="momentum", lr=0.02)
     >>> found = recipe_at(Point("momentum", share=1.0, rate=0.5), base, workers=8, samples=1437)

@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -39,7 +39,7 @@ from scalewise.runs.compare.trainings import Comparing, Report, Runner, pooled
 from scalewise.runs.request import (
     Notice,
     Numbers,
-    Settings,
+    Question,
     Subject,
     answering,
     check_alone,
@@ -49,7 +49,6 @@ from scalewise.runs.request import (
     compilable,
     keywords_of,
     load_request,
-    load_subject,
     request_from,
     resumed_folder,
     stopped,
@@ -77,25 +76,16 @@ OTHER_SHARES = {True: 0.25, False: 1.0}  # of one worker's steps with the same o
 
 
 @dataclass(frozen=True)
-class TuneRequest:
-    """A search as it is asked for. The fields are the flags of `scalewise tune`, whose help describes them.
+class TuneRequest(Question):
+    """A search as it is asked for; `given` are the fields of the single worker's recipe."""
 
-    `given` are the fields of the single worker's recipe that are set.
-    """
-
-    task: str | Task
     workers: Numbers | None = None
     budget: str | None = None
     seeds: int | None = None
     candidates: str | Sequence[str] | None = None
     seed: int | None = None
-    set: Settings | None = None
-    data: Path | None = None
     jobs: int | None = None
-    device: DeviceName = "auto"
-    out: Path | None = None
     resume: str | None = None
-    given: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_counts(jobs=self.jobs)
@@ -206,12 +196,12 @@ def tune(task: str | Path | Task, *, follow: Follow = unfollowed, **options: Any
 
 def answer(request: TuneRequest, follow: Follow = unfollowed) -> TuneResult:
     """Load the task, search, prove and store, in a new or resumed folder."""
-    subject = load_subject(request.task, request.set, request.data)
+    subject = request.load()
     name = f"tune-{subject.task.name}"
     begun = BegunTuning(subject.spec, subject.settings, request.given, **request.changes)
     resumed = resumed_folder(request.resume, request.out, name)
     if resumed is not None:
-        stored = load_request(resumed, BegunTuning, "search")
+        stored = load_request(resumed, BegunTuning)
         given = request.given or stored.given
         begun = replace(stored, task=subject.spec, settings=subject.settings, given=given, **request.changes)
         check_unchanged(resumed, stored, begun)
@@ -334,7 +324,10 @@ class _Course:
         for found in tuning.found:
             self._prove(found)
             self._train_alone(found)
-        self._save_recipes()
+        for found in tuning.found:
+            if found.proof is not None and found.proof.passed:
+                path = tuning.folder / tuning.recipe_file(found.search.workers)
+                write_atomically(path, json.dumps(found.proof.recipe.model_dump(), indent=2) + "\n")
 
     def _train_reference(self) -> float:
         """Train the single worker on the tuning seeds; returns the samples a second of one run."""
@@ -418,10 +411,3 @@ class _Course:
         steps = min((recipe.steps or 1 for recipe in good), default=None)
         rate = next((recipe.lr for recipe in good if recipe.steps == steps), None)
         found.alone = {"optimizer": proof.recipe.optimizer, "steps": steps, "lr": rate, "runs": 2}
-
-    def _save_recipes(self) -> None:
-        """Leave each proved recipe as a file for `train --recipe`."""
-        for found in self.tuning.found:
-            if found.proof is not None and found.proof.passed:
-                path = self.tuning.folder / self.tuning.recipe_file(found.search.workers)
-                write_atomically(path, json.dumps(found.proof.recipe.model_dump(), indent=2) + "\n")
