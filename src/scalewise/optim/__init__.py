@@ -8,11 +8,10 @@ May import: recipe, records, errors, files, extras. Public: `LARS`, `LAMB`, `Muo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from scalewise.optim.lamb import LAMB
@@ -35,66 +34,23 @@ def _moments(recipe: Recipe) -> dict[str, Any]:
     return {**_rates(recipe), "betas": (recipe.beta1, recipe.beta2), "eps": recipe.epsilon}
 
 
-def sgd(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
-    """w ← w − lr·g."""
-    return torch.optim.SGD(parameters, **_rates(recipe))
+def _momentum(recipe: Recipe) -> dict[str, Any]:
+    return {**_rates(recipe), "momentum": recipe.momentum}
 
 
-def momentum(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
-    """v ← μ·v + g; w ← w − lr·v."""
-    return torch.optim.SGD(parameters, **_rates(recipe), momentum=recipe.momentum)
-
-
-def nesterov(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
-    """v ← μ·v + g; w ← w − lr·(g + μ·v)."""
-    return torch.optim.SGD(parameters, **_rates(recipe), momentum=recipe.momentum, nesterov=True)
-
-
-def adam(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
-    """Adam (Kingma and Ba 2015); weight decay joins the gradient."""
-    return torch.optim.Adam(parameters, **_moments(recipe))
-
-
-def adamw(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
-    return torch.optim.AdamW(parameters, **_moments(recipe))
-
-
-def lars(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
-    """Momentum with a rate per layer (You et al. 2017)."""
-    options = _rates(recipe) | {"momentum": recipe.momentum, "trust_coefficient": recipe.trust_coefficient}
-    return LARS(parameters, **options, adapt_vectors=recipe.adapt_vectors)
-
-
-def lamb(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
-    """Adam's direction with a step per layer (You et al. 2020)."""
-    return LAMB(parameters, **_moments(recipe), adapt_vectors=recipe.adapt_vectors)
-
-
-def muon(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
-    """Orthogonalized momentum for matrices (Jordan et al. 2024), AdamW for the rest."""
-    return Muon(parameters, **_moments(recipe), momentum=recipe.momentum)
-
-
-def soap(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
-    """Adam in Shampoo's eigenbasis for matrices (Vyas et al. 2024), AdamW for the rest."""
-    return SOAP(parameters, **_moments(recipe))
-
-
-def schedule_free(parameters: Iterable[Tensor], recipe: Recipe) -> Optimizer:
-    """AdamW whose mean over all steps is the model (Defazio et al. 2024)."""
-    return ScheduleFree(parameters, **_moments(recipe))
+def _layer_wise(recipe: Recipe) -> dict[str, Any]:
+    return {"trust_coefficient": recipe.trust_coefficient, "adapt_vectors": recipe.adapt_vectors}
 
 
 OPTIMIZERS: dict[OptimizerName, Builder] = {
-    "sgd": sgd,
-    "momentum": momentum,
-    "nesterov": nesterov,
-    "adam": adam,
-    "adamw": adamw,
-    "lars": lars,
-    "lamb": lamb,
-    "muon": muon,
-    "soap": soap,
-    "schedule-free": schedule_free,
+    "sgd": lambda parameters, recipe: torch.optim.SGD(parameters, **_rates(recipe)),
+    "momentum": lambda parameters, recipe: torch.optim.SGD(parameters, **_momentum(recipe)),
+    "nesterov": lambda parameters, recipe: torch.optim.SGD(parameters, **_momentum(recipe), nesterov=True),
+    "adam": lambda parameters, recipe: torch.optim.Adam(parameters, **_moments(recipe)),  # decay joins the gradient
+    "adamw": lambda parameters, recipe: torch.optim.AdamW(parameters, **_moments(recipe)),  # decay is decoupled
+    "lars": lambda parameters, recipe: LARS(parameters, **_momentum(recipe), **_layer_wise(recipe)),
+    "lamb": lambda parameters, recipe: LAMB(parameters, **_moments(recipe), adapt_vectors=recipe.adapt_vectors),
+    "muon": lambda parameters, recipe: Muon(parameters, **_moments(recipe), momentum=recipe.momentum),
+    "soap": lambda parameters, recipe: SOAP(parameters, **_moments(recipe)),
+    "schedule-free": lambda parameters, recipe: ScheduleFree(parameters, **_moments(recipe)),
 }

@@ -14,7 +14,17 @@ from torch.optim.optimizer import ParamsT
 from scalewise.errors import RecipeError
 from scalewise.optim.layerwise import Group, LayerWise, Member
 from scalewise.optim.native import Layers, doubles
-from scalewise.optim.rules import Vector, fused_adam, local_part, norm, norms, refuse_half, trust_ratio, trust_ratios
+from scalewise.optim.rules import (
+    Vector,
+    local_part,
+    new_moments,
+    norm,
+    norms,
+    refuse_half,
+    trust_ratio,
+    trust_ratios,
+    update_adam,
+)
 
 
 class Memory:
@@ -84,8 +94,7 @@ class LAMB(LayerWise):
 
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         refuse_half("LAMB", weight)
-        zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
-        return {"step": torch.zeros((), dtype=torch.float32), **zeros}
+        return new_moments(weight)
 
     def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member], layers: Layers) -> None:
         weights, gradients = [member.weight for member in members], [member.gradient for member in members]
@@ -124,7 +133,7 @@ class LAMB(LayerWise):
 
     def _adam(self, group: Group, members: list[Member], weights: list[Tensor], lr: float, decay: float = 0.0) -> None:
         gradients, states = [member.gradient for member in members], [member.state for member in members]
-        fused_adam(weights, gradients, states, group["betas"], group["eps"], lr, decay)
+        update_adam(torch._fused_adamw_, weights, gradients, states, group["betas"], group["eps"], lr, decay)
 
     def _update_together(self, group: Group, members: list[Member]) -> None:
         count_step(members)

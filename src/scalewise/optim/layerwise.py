@@ -60,10 +60,10 @@ class Plan:
         self._options, self._members = _options(group), list(zip(group["params"], members, strict=True))
         known = [member for member in members if member is not None]
         plain = [member for member in known if member.vector is not None]
-        adapting = _by_dtype([member for member in plain if member.adapts])
+        adapting = _alike([member for member in plain if member.adapts], lambda member: member.weight.dtype)
         self.adapting = [(same, Layers([m.weight.numel() for m in same], [m.decay for m in same])) for same in adapting]
-        self.plain = _alike([member for member in plain if not member.adapts])
-        self.together = _alike([member for member in known if member.vector is None])
+        self.plain = _alike([member for member in plain if not member.adapts], _kind)
+        self.together = _alike([member for member in known if member.vector is None], _kind)
 
     def renew(self, group: Group, states: Mapping[Tensor, dict[str, Tensor]]) -> bool:
         """Take this step's gradients; False where something else than their values and addresses has changed."""
@@ -198,19 +198,16 @@ def _batches(members: list[Member]) -> Iterator[list[Member]]:
         yield batch
 
 
-def _by_dtype(members: list[Member]) -> list[list[Member]]:
-    found: dict[torch.dtype, list[Member]] = {}
-    for member in members:
-        found.setdefault(member.weight.dtype, []).append(member)
-    return list(found.values())
-
-
-def _alike(members: list[Member]) -> list[list[Member]]:
+def _alike(members: list[Member], key: Callable[[Member], object]) -> list[list[Member]]:
     """Those that can go through one call."""
-    found: dict[tuple[object, ...], list[Member]] = {}
+    found: dict[object, list[Member]] = {}
     for member in members:
-        found.setdefault((*kind(member.weight), member.adapts, member.decay), []).append(member)
+        found.setdefault(key(member), []).append(member)
     return list(found.values())
+
+
+def _kind(member: Member) -> tuple[object, ...]:
+    return *kind(member.weight), member.adapts, member.decay
 
 
 def _is_plain(weight: Tensor, others: list[Tensor]) -> bool:

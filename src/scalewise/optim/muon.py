@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
-from scalewise.optim.rules import refuse_half
+from scalewise.optim.rules import new_moments, refuse_half, update_adam
 
 RULE = "rule"  # the option of a parameter group that says who updates it
 MATRICES = ("weight", "kernel")  # in the name of a parameter that is one
@@ -139,24 +139,10 @@ class MatrixOptimizer(Optimizer):
     def _update_others(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         for weight in weights:
             if not self.state[weight]:
-                moments = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
-                self.state[weight] = {"step": torch.tensor(0.0), **moments}
+                self.state[weight] = new_moments(weight)
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
         states = [self.state[weight] for weight in weights]
-        adamw(
-            weights,
-            [weight.grad for weight in weights if weight.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        update_adam(adamw, weights, gradients, states, group["betas"], group["eps"], group["lr"], group["weight_decay"])
 
 
 class Muon(MatrixOptimizer):

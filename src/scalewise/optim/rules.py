@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,8 @@ def local_rates(weight_norms: Tensor, gradient_norms: Tensor, trust: float, deca
     return torch.where(known, trust * weight_norms / (gradient_norms + decay * weight_norms), 1.0)
 
 
-def fused_adam(
+def update_adam(
+    kernel: Callable[..., None],
     weights: list[Tensor],
     gradients: list[Tensor],
     states: Sequence[Mapping[str, Tensor]],
@@ -57,8 +58,11 @@ def fused_adam(
     lr: float,
     decay: float = 0.0,
 ) -> None:
-    """w ← (1 − lr·decay)·w − lr·r for many layers, moments included, in torch's fused kernel."""
-    torch._fused_adamw_(
+    """Adam's step for many layers, moments included, by a kernel of torch: `adam`, `adamw` or `_fused_adamw_`.
+
+    The last two: w ← (1 − lr·decay)·w − lr·r.
+    """
+    kernel(
         weights,
         gradients,
         [state["exp_avg"] for state in states],
@@ -73,6 +77,12 @@ def fused_adam(
         amsgrad=False,
         maximize=False,
     )
+
+
+def new_moments(weight: Tensor) -> dict[str, Tensor]:
+    """Adam's state before its first step."""
+    step = torch.zeros((), dtype=torch.float32)
+    return {"step": step, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
 
 
 def refuse_half(optimizer: str, weight: Tensor) -> None:

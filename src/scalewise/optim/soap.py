@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
 from scalewise.optim.muon import MatrixOptimizer, part, whole
+from scalewise.optim.rules import new_moments
 
 SIDES = {"left": 0, "right": 1}  # of a matrix: its outputs and its inputs
 ROUND_OFF = 100  # ulps of the largest √v̂, below which what a turned gradient has is round-off, and no reason to move
@@ -86,8 +87,7 @@ class SOAP(MatrixOptimizer):
                     "SOAP needs weights in float32 or float64, got bfloat16, in which a basis is not orthogonal; keep "
                     "the weights in float32 and compute under torch.autocast"
                 )
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+            state.update(new_moments(weight))
             sides = {name: side for name, side in SIDES.items() if gradient.size(side) <= group["largest"]}
             for name, side in sides.items():
                 state[name] = _square(gradient, side) * (1 - beta2)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from scalewise.engine.sums.flat import CHUNK, FlatLayout, Stretch, wide
 from scalewise.engine.sums.grid import Complete, Range, RangeNorms
-from scalewise.optim.rules import fused_adam, local_rate, trust_ratio
+from scalewise.optim.rules import local_rate, new_moments, trust_ratio, update_adam
 from scalewise.recipe import OptimizerName, Recipe
 
 BLOCK = 32 * CHUNK  # elements whose direction is computed at once: they stay in the cache
@@ -91,8 +91,7 @@ class LambRule(LayerWiseRule):
         self._directions = [torch.zeros_like(weights) for weights in self._weights]
 
     def _new_state(self, weights: Tensor) -> dict[str, Tensor]:
-        moments = {"exp_avg": torch.zeros_like(weights), "exp_avg_sq": torch.zeros_like(weights)}
-        return {"step": torch.zeros((), dtype=torch.float32, device=weights.device), **moments}
+        return new_moments(weights) | {"step": torch.zeros((), dtype=torch.float32, device=weights.device)}
 
     def step(self, gradient: Tensor, lr: float) -> None:
         """u = r + λ·w; w ← w − lr·ratio·u."""
@@ -119,7 +118,7 @@ class LambRule(LayerWiseRule):
                 vectors = [nn.functional.pad(vector, (0, missing)) for vector in vectors]
             found, *moments, slope = vectors
             part = {"step": state["step"], "exp_avg": moments[0], "exp_avg_sq": moments[1]}
-            fused_adam([found], [slope], [part], betas, epsilon, lr=-1.0)
+            update_adam(torch._fused_adamw_, [found], [slope], [part], betas, epsilon, lr=-1.0)
             if found is not places[0]:
                 for place, padded in zip(places, (found, *moments), strict=True):
                     place.copy_(padded[: len(place)])

@@ -28,6 +28,7 @@ from scalewise.engine.sums.grid import Complete
 from scalewise.engine.update.layerwise import LAYER_WISE
 from scalewise.optim import OPTIMIZERS
 from scalewise.optim.muon import matrix_groups
+from scalewise.optim.rules import new_moments, update_adam
 from scalewise.optim.schedule_free import direction, mean, move, share_of_newest
 from scalewise.optim.soap import SIDES
 from scalewise.recipe import OptimizerName, Recipe
@@ -98,30 +99,13 @@ class AdamRule(ElementWiseRule):
     """Adam, or AdamW with its decoupled weight decay."""
 
     def _update(self, gradients: list[Tensor], lr: float) -> None:
-        states = [self._begun(weights) for weights in self._weights]
-        update = adamw if self._recipe.optimizer == "adamw" else adam
-        update(
-            self._weights,
-            gradients,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            amsgrad=False,
-            beta1=self._recipe.beta1,
-            beta2=self._recipe.beta2,
-            lr=lr,
-            weight_decay=self._recipe.weight_decay,
-            eps=self._recipe.epsilon,
-            maximize=False,
-        )
-
-    def _begun(self, weights: Tensor) -> dict[str, Tensor]:
-        state = self.state[weights]
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weights), torch.zeros_like(weights)
-        return state
+        for weights in self._weights:
+            if not self.state[weights]:
+                self.state[weights].update(new_moments(weights))
+        recipe, states = self._recipe, [self.state[weights] for weights in self._weights]
+        kernel = adamw if recipe.optimizer == "adamw" else adam
+        betas = recipe.beta1, recipe.beta2
+        update_adam(kernel, self._weights, gradients, states, betas, recipe.epsilon, lr, recipe.weight_decay)
 
 
 class ScheduleFreeRule(ElementWiseRule):
@@ -284,8 +268,14 @@ def owned_stretches(recipe: Recipe, layout: FlatLayout, weights: Tensor, owned: 
     """Ranges of the flat weights as the recipe's optimizer needs them: as long as possible, or whole parameters."""
     ranges = layout.parameter_stretches(owned)
     if recipe.optimizer in ELEMENT_WISE or recipe.optimizer in LAYER_WISE:
-        return [_stretch(layout, weights, *bounds) for bounds in ranges]
-    return _whole_parameters(layout, weights, ranges)
+        return [
+            Stretch(start, weights[start:stop].detach().requires_grad_(), layout.pieces([(start, stop)]))
+            for start, stop in ranges
+        ]
+    views = dict(zip(layout.tensors, layout.views(weights), strict=True))
+    pieces = layout.pieces(ranges)
+    assert all(piece.stop - piece.start == views[piece.name].numel() for piece in pieces)
+    return [Stretch(piece.flat_start, views[piece.name].detach().requires_grad_(), [piece]) for piece in pieces]
 
 
 def _rule(
@@ -303,15 +293,3 @@ def _stored(stretch: Stretch, value: object) -> list[Piece]:
     if not isinstance(value, Tensor):
         return []
     return stretch.pieces if value.ndim else [piece for piece in stretch.pieces if piece.start == 0]
-
-
-def _stretch(layout: FlatLayout, weights: Tensor, start: int, stop: int) -> Stretch:
-    return Stretch(start, weights[start:stop].detach().requires_grad_(), layout.pieces([(start, stop)]))
-
-
-def _whole_parameters(layout: FlatLayout, weights: Tensor, owned: list[tuple[int, int]]) -> list[Stretch]:
-    """Each parameter in its shape."""
-    views = dict(zip(layout.tensors, layout.views(weights), strict=True))
-    pieces = layout.pieces(owned)
-    assert all(piece.stop - piece.start == views[piece.name].numel() for piece in pieces)
-    return [Stretch(piece.flat_start, views[piece.name].detach().requires_grad_(), [piece]) for piece in pieces]
