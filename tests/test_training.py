@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import models
 import scalewise as sw
 from scalewise.engine.loop import Training
+from scalewise.engine.pace import Progress, Selection
 from scalewise.engine.parallel.model import sha256
 from scalewise.engine.processes import memory
 from scalewise.engine.processes.failures import translated
@@ -146,10 +147,9 @@ def test_a_placement_that_contradicts_itself_is_refused():
 
 
 def test_a_validation_metric_that_is_not_a_number_is_never_the_best():
-    task = models.double_mlp()
-    with_validation = dataclasses.replace(task, validation=task.test, metric="loss", higher_is_better=False)
-    with Training(with_validation, sw.Recipe(worker_batch=10, steps=1, threads=1), CPU) as training:
-        found = [training._select({"loss": value}) for value in (float("nan"), 2.0, float("nan"), 1.0)]
+    task = dataclasses.replace(models.double_mlp(), metric="loss", higher_is_better=False)
+    selection, progress = Selection(task, sw.Recipe(worker_batch=10)), Progress()
+    found = [selection.observe(progress, {"loss": value}) for value in (float("nan"), 2.0, float("nan"), 1.0)]
     assert found == [False, True, False, True]
 
 

@@ -36,6 +36,7 @@ from scalewise.engine.processes import team as teams
 from scalewise.engine.processes.heartbeat import HEARTBEAT
 from scalewise.engine.processes.memory import has_room_to_keep, keep_freed_memory, return_freed_memory
 from scalewise.engine.sums import replicas
+from scalewise.engine.sums.tree import share
 from scalewise.errors import NonFiniteLoss, Place, TaskError
 from scalewise.recipe import Derived, Recipe, Search, resolve
 from scalewise.records import Epoch, Record, Result, Step
@@ -181,7 +182,7 @@ class Training:
         """Train to the end; without a `Result` when a signal stops it before."""
         began = time.perf_counter() - self.progress.seconds
         first_step = self.progress.step
-        if self._owes_epoch():
+        if first_step and self.progress.train_rows and self.ends_epoch():  # it broke off before the epoch's record
             yield self._end_epoch(began)
         while not (self.finished or self.stopped or self.interrupted):
             started, waited = time.perf_counter(), self.strategy.feed.waited_seconds
@@ -241,10 +242,6 @@ class Training:
         seconds = self.progress.seconds
         return [self._step_record(self._waiting.popleft(), seconds) for _ in range(len(self._waiting))]
 
-    def _owes_epoch(self) -> bool:
-        """Whether training broke off between an epoch's last step and its record."""
-        return bool(self.progress.step and self.progress.train_rows) and self.ends_epoch()
-
     def ends_epoch(self) -> bool:
         """Whether the last step ended a pass over the data, or training."""
         samples, before = len(self.samples), self.cuts.start(self.progress.step - 1)
@@ -285,7 +282,8 @@ class Training:
     def _check_replicas(self, step: int, workers: list[WorkerNumbers]) -> None:
         """Refuse weights that were not the same on every process before a step, where that was compared."""
         if workers[0].fingerprint:
-            found = replicas.by_process([worker.fingerprint for worker in workers], self.team.size)
+            firsts = [share(process, self.team.size, len(workers))[0] for process in range(self.team.size)]
+            found = [workers[first].fingerprint for first in firsts]
             replicas.check(found, self.recipe.workers, step, self._compared_step)
             self._compared_step = step
 
@@ -314,7 +312,10 @@ class Training:
         better = False
         if validation is not None:
             progress.validation = validation
-            better = self._select(validation)
+            better = self._selection.observe(progress, validation)
+        if better:  # keep the best weights by validation data
+            with self.strategy.evaluated() as model:
+                self.best = {name: tensor.clone() for name, tensor in model.tensors().items()}
         return Epoch(
             step=progress.step,
             epoch=self.seen / len(self.samples),
@@ -346,14 +347,6 @@ class Training:
     @property
     def _loaders(self) -> int:
         return loader_processes(self.placement, self.team.here)
-
-    def _select(self, validation: dict[str, float]) -> bool:
-        """Keep the best weights by validation data; returns whether this epoch is the best so far."""
-        better = self._selection.observe(self.progress, validation)
-        if better:
-            with self.strategy.evaluated() as model:
-                self.best = {name: tensor.clone() for name, tensor in model.tensors().items()}
-        return better
 
     @property
     def reached(self) -> bool:

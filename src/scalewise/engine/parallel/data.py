@@ -68,8 +68,7 @@ class FlatStrategy(MeasuringStrategy):
         averages = averages if recipe.workers > 1 else {}  # one worker's are the model's own
         self._averages = [*averages.values()]
         self._layout = FlatLayout(parameters, averages, team.size)
-        self._weights = self._layout.new()
-        self._layout.adopt(self._weights)
+        self._weights = self._layout.adopted()
         self._fold, self._reduction = reductions.build(self._setup.placement, self._layout, team, recipe.workers)
         stretches = owned_stretches(recipe, self._layout, self._weights, self._reduction.owned)
         matrices = self._setup.model.matrices

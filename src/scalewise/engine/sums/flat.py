@@ -108,11 +108,13 @@ class FlatLayout:
             for start, tensor in zip(self.starts.values(), self.tensors.values(), strict=True)
         ]
 
-    def adopt(self, flat: Tensor) -> None:
-        """Move the tensors into their places in `flat`, so that they and it are the same memory."""
+    def adopted(self) -> Tensor:
+        """A flat vector with the tensors in their places, so that they and it are the same memory."""
+        flat = self.new()
         for tensor, place in zip(self.tensors.values(), self.views(flat), strict=True):
             place.copy_(tensor.detach())
             tensor.data = place
+        return flat
 
     def parameter_stretches(self, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """The parts of some ranges in which parameters lie, as long as possible."""
@@ -271,10 +273,7 @@ class Reduction:
 def mean_factor(worker_batch: int, samples: int, weights: Tensor | None) -> float:
     """What turns the sum of the workers' gradients, each ÷ worker batch, into the mean over the global batch.
 
-    Arguments:
-        worker_batch: what each worker divides by.
-        samples: of the step, over all workers.
-        weights: the weight of each worker's samples; None where samples count alike.
+    `weights` are those of each worker's samples; None where samples count alike.
     """
     total = float(samples) if weights is None else float(sum(weights.flatten().tolist()))
     return worker_batch / total if total else 1.0

@@ -26,14 +26,7 @@ class RangeNorms:
     def __init__(
         self, layout: FlatLayout, ranges: Sequence[Range], stretches: Sequence[Stretch], complete: Complete
     ) -> None:
-        """Nothing is computed yet.
-
-        Arguments:
-            layout: the flat vector, and where processes have cut it.
-            ranges: which norms, in order; none is longer than a chunk.
-            stretches: what this process holds.
-            complete: the sum over processes.
-        """
+        """Nothing is computed yet; no range is longer than a chunk."""
         borders = sorted({*layout.cuts})
         ends = [(bisect_right(borders, low), bisect_left(borders, high)) for low, high in ranges]
         split = [number for number, (after_low, before_high) in enumerate(ends) if after_low < before_high]

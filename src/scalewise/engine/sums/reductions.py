@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import torch.distributed as dist
 from torch import Tensor
@@ -45,14 +46,23 @@ def build(placement: Placement, layout: FlatLayout, team: Team, workers: int) ->
     return fold, Ordered(layout, fold, team, workers, placement.shard_optimizer)
 
 
-def wait_for(work: dist.Work) -> float:
-    """Wait for an exchange; returns the seconds that took."""
-    began = time.perf_counter()
-    work.wait()
-    return time.perf_counter() - began
+class Exchanged(Reduction):
+    """A reduction that several processes take part in."""
+
+    def __init__(self, layout: FlatLayout, total: Tensor) -> None:
+        super().__init__(layout, total)
+        self.buckets = layout.buckets()
+
+    def _wait(self, works: Iterable[dist.Work | None]) -> None:
+        """Wait for exchanges, and count the seconds that takes."""
+        began = time.perf_counter()
+        for work in works:
+            if work is not None:
+                work.wait()
+        self.waited_seconds += time.perf_counter() - began
 
 
-class Ordered(Reduction):
+class Ordered(Exchanged):
     """The exact reduction: all-to-all of shards, the rest of the tree summed locally in order, all-gather.
 
     With the optimizer sharded, the last part is left out: each process updates the shards it has summed, and the
@@ -62,7 +72,6 @@ class Ordered(Reduction):
 
     def __init__(self, layout: FlatLayout, fold: Fold, team: Team, workers: int, sharded: bool) -> None:
         super().__init__(layout, layout.new())
-        self.buckets = layout.buckets()
         self.spreads = sharded
         if sharded:
             self.owned = [bucket.shard_range(team.rank) for bucket in self.buckets]
@@ -73,26 +82,24 @@ class Ordered(Reduction):
         self._received = {
             bucket: [self.sum.new_empty(count * bucket.shard) for count in senders] for bucket in self.buckets
         }
-        self._works: dict[Bucket, list[dist.Work]] = {}
+        self._works: dict[Bucket, list[dist.Work | None]] = {}
 
     def launch(self, bucket: Bucket) -> None:
         """Send each process its shard of every node held here."""
         self._works[bucket] = [self._exchange(bucket, number) for number in range(max(self._counts))]
 
-    def _exchange(self, bucket: Bucket, number: int) -> dist.Work:
+    def _exchange(self, bucket: Bucket, number: int) -> dist.Work | None:
         has = number < self._counts[self._team.rank]
         mine = self._fold.buffers[number][bucket.start : bucket.stop] if has else self.sum[:0]
         outgoing = [bucket.shard if has else 0] * self._team.size
         incoming = [bucket.shard if count > number else 0 for count in self._counts]
-        work = dist.all_to_all_single(self._received[bucket][number], mine, incoming, outgoing, async_op=True)
-        assert work is not None
-        return work
+        return dist.all_to_all_single(self._received[bucket][number], mine, incoming, outgoing, async_op=True)
 
     def finish(self, scale: Scale) -> None:
         """Sum the shards of each bucket in tree order; gather them unless each process keeps its own."""
         gathers = []
         for bucket in self.buckets:
-            self.waited_seconds += sum(map(wait_for, self._works.pop(bucket)))
+            self._wait(self._works.pop(bucket))
             start, stop = bucket.shard_range(self._team.rank)
             rounds = [iter(space.split(bucket.shard)) for space in self._received[bucket]]
             in_worker_order = [next(rounds[number]) for count in self._counts for number in range(count)]
@@ -102,20 +109,19 @@ class Ordered(Reduction):
                 self.sum[start:stop] = shard
             else:
                 gathers.append(all_gather(self.sum[bucket.start : bucket.stop], shard))
-        self.waited_seconds += sum(map(wait_for, gathers))
+        self._wait(gathers)
 
     def squared_norm(self) -> Tensor:
         """From the chunks of the sum; with a sharded optimizer each process brings the norms of its own."""
         if not self.spreads:
             return super().squared_norm()
         norms = self.sum.new_empty(self._layout.size // CHUNK)
-        works = [self._gather_norms(bucket, norms) for bucket in self.buckets]
-        self.waited_seconds += sum(map(wait_for, works))
+        works = []
+        for bucket in self.buckets:
+            mine = chunk_norms(self.sum[slice(*bucket.shard_range(self._team.rank))])
+            works.append(all_gather(norms[bucket.start // CHUNK : bucket.stop // CHUNK], mine))
+        self._wait(works)
         return sum_of_squares(norms[: self._layout.parameters_stop // CHUNK])
-
-    def _gather_norms(self, bucket: Bucket, norms: Tensor) -> dist.Work:
-        start, stop = bucket.shard_range(self._team.rank)
-        return all_gather(norms[bucket.start // CHUNK : bucket.stop // CHUNK], chunk_norms(self.sum[start:stop]))
 
     def complete(self, numbers: Tensor) -> None:
         """Fill in what other processes own: a sum in which all terms but one are 0 is exact in any order."""
@@ -129,42 +135,38 @@ class Ordered(Reduction):
             all_gather(state[bucket.start : bucket.stop], shard)
             for bucket, shard in zip(self.buckets, shards, strict=True)
         ]
-        self.waited_seconds += sum(map(wait_for, works))
+        self._wait(works)
 
 
-class AllReduce(Reduction):
+class AllReduce(Exchanged):
     """The backend's own all-reduce of the local sums: close, not exact, and what other tools do."""
 
     def __init__(self, layout: FlatLayout, fold: Fold) -> None:
         super().__init__(layout, fold.buffers[0])
-        self.buckets = layout.buckets()
         self._others = fold.buffers[1 : len(fold.plan.nodes)]
-        self._works: list[dist.Work] = []
+        self._works: list[dist.Work | None] = []
 
     def launch(self, bucket: Bucket) -> None:
         """Add the local nodes and start the all-reduce."""
         mine = self.sum[bucket.start : bucket.stop]
         for other in self._others:
             mine.add_(other[bucket.start : bucket.stop])
-        work = dist.all_reduce(mine, async_op=True)
-        assert work is not None
-        self._works.append(work)
+        self._works.append(dist.all_reduce(mine, async_op=True))
 
     def finish(self, scale: Scale) -> None:
         """Wait and scale."""
-        self.waited_seconds += sum(map(wait_for, self._works))
+        self._wait(self._works)
         self._works.clear()
         scale(self.sum, 0)
 
 
-class Server(Reduction):
+class Server(Exchanged):
     """The classic synchronous parameter server, exact: process 0 sums in tree order and updates the parameters."""
 
     spreads = True
 
     def __init__(self, layout: FlatLayout, fold: Fold, team: Team, workers: int) -> None:
         super().__init__(layout, layout.new())
-        self.buckets = layout.buckets()
         self._serves = team.rank == SERVER
         if not self._serves:
             self.owned = []
@@ -172,20 +174,20 @@ class Server(Reduction):
         counts, self._plan = plan_of_all(team.size, workers)
         self._senders = [process for process, count in enumerate(counts) for _ in range(count) if process != SERVER]
         self._received = [layout.new() for _ in self._senders] if self._serves else []
-        self._works: list[dist.Work] = []
+        self._works: list[dist.Work | None] = []
 
     def launch(self, bucket: Bucket) -> None:
         """Send this process's nodes to the server; there, receive those of all."""
         stretch = slice(bucket.start, bucket.stop)
         if self._serves:
-            works = [dist.irecv(row[stretch], src) for row, src in zip(self._received, self._senders, strict=True)]
+            pairs = zip(self._received, self._senders, strict=True)
+            self._works += [dist.irecv(row[stretch], sender) for row, sender in pairs]
         else:
-            works = [dist.isend(node[stretch], SERVER) for node in self._own]
-        self._works += [work for work in works if work is not None]
+            self._works += [dist.isend(node[stretch], SERVER) for node in self._own]
 
     def finish(self, scale: Scale) -> None:
         """On the server: the sum of all nodes in tree order."""
-        self.waited_seconds += sum(map(wait_for, self._works))
+        self._wait(self._works)
         self._works.clear()
         if self._serves:
             self.sum.copy_(sum_rows([*self._own, *self._received], self._plan))
@@ -194,13 +196,10 @@ class Server(Reduction):
     def squared_norm(self) -> Tensor:
         """The server's, broadcast to all."""
         norm = super().squared_norm()
-        work = dist.broadcast(norm, SERVER, async_op=True)
-        assert work is not None
-        self.waited_seconds += wait_for(work)
+        self._wait([dist.broadcast(norm, SERVER, async_op=True)])
         return norm
 
     def publish(self, state: Tensor) -> None:
         """Send the parameters to each of the others: all of it leaves the server, as in the classic scheme."""
         others = range(1, dist.get_world_size())
-        works = [dist.isend(state, other) for other in others] if self._serves else [dist.irecv(state, SERVER)]
-        self.waited_seconds += sum(wait_for(work) for work in works if work is not None)
+        self._wait([dist.isend(state, other) for other in others] if self._serves else [dist.irecv(state, SERVER)])

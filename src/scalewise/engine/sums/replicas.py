@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from scalewise.engine.sums.tree import share, workers_of
+from scalewise.engine.sums.tree import workers_of
 from scalewise.errors import ReplicasDiffer
-
-T = TypeVar("T")
 
 
 def fingerprint(weights: Tensor) -> list[int]:
@@ -31,20 +28,8 @@ def fingerprint(weights: Tensor) -> list[int]:
     return [total & 0xFFFFFFFF, (total >> 32) & 0xFFFFFFFF]
 
 
-def by_process(found: Sequence[T], processes: int) -> list[T]:
-    """One value per process, of values gathered by worker."""
-    return [found[share(process, processes, len(found))[0]] for process in range(processes)]
-
-
 def check(fingerprints: Sequence[Sequence[float]], workers: int, step: int, since: int) -> None:
-    """Refuse fingerprints that differ.
-
-    Arguments:
-        fingerprints: by process.
-        workers: of the run.
-        step: after which they were taken.
-        since: after which step they were last the same.
-    """
+    """Refuse fingerprints, by process, that differ after `step`; they were last the same after step `since`."""
     values = [tuple(value) for value in fingerprints]
     usual, _ = Counter(values).most_common(1)[0]
     others = [process for process, value in enumerate(values) if value != usual]

@@ -49,16 +49,16 @@ def whole_nodes(held: Node, workers: int) -> list[Node]:
     >>> whole_nodes((3, 8), 8)
     [(3, 4), (4, 8)]
     """
-    return _within((0, workers), held)
 
+    def within(node: Node) -> list[Node]:
+        if held[0] <= node[0] and node[1] <= held[1]:
+            return [node]
+        if node[1] <= held[0] or held[1] <= node[0]:
+            return []
+        left, right = split(node)
+        return within(left) + within(right)
 
-def _within(node: Node, held: Node) -> list[Node]:
-    if held[0] <= node[0] and node[1] <= held[1]:
-        return [node]
-    if node[1] <= held[0] or held[1] <= node[0]:
-        return []
-    left, right = split(node)
-    return _within(left, held) + _within(right, held)
+    return within((0, workers))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from torch.optim.sgd import sgd
 
 from scalewise.engine.sums.flat import FlatLayout, Piece, Stretch, in_memory_order
 from scalewise.engine.sums.grid import Complete
-from scalewise.engine.update.layerwise import LAYER_WISE
+from scalewise.engine.update.layerwise import LAYER_WISE, LayerWiseRule
 from scalewise.optim import OPTIMIZERS
 from scalewise.optim.muon import matrix_groups
 from scalewise.optim.rules import new_moments, update_adam
@@ -46,15 +45,6 @@ class StateEntry:
     tensor: Tensor
     start: int
     shape: tuple[int, ...]
-
-
-class Rule(Protocol):
-    """How weights change, and what is kept from step to step for each stretch of them."""
-
-    state: dict[Tensor, dict[str, Tensor]]
-
-    def step(self, gradient: Tensor, lr: float) -> None:
-        """Update the stretches by the flat mean gradient."""
 
 
 class ElementWiseRule(ABC):
@@ -171,11 +161,7 @@ class TorchRule:
 class FlatOptimizer:
     """The recipe's optimizer for the stretches of the weights that this process owns.
 
-    Arguments:
-        recipe, layout: which optimizer, and where parameters lie.
-        stretches: the owned weights.
-        complete: fills in the numbers that other processes have.
-        matrices: parameters that Muon and SOAP take, and that Schedule-Free decays; how many are stacked in each.
+    `matrices` are the parameters that Muon and SOAP take, and that Schedule-Free decays; how many each of them stacks.
     """
 
     def __init__(
@@ -187,7 +173,13 @@ class FlatOptimizer:
         matrices: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._layout, self._stretches = layout, stretches
-        self._rule = _rule(recipe, layout, stretches, complete, matrices)
+        self._rule: ElementWiseRule | LayerWiseRule | TorchRule
+        if recipe.optimizer in ELEMENT_WISE:
+            self._rule = ELEMENT_WISE[recipe.optimizer](recipe, stretches, matrices)
+        elif recipe.optimizer in LAYER_WISE:
+            self._rule = LAYER_WISE[recipe.optimizer](recipe, layout, stretches, complete)
+        else:
+            self._rule = TorchRule(recipe, stretches, matrices)
         self.step = self._rule.step  # updates the owned weights by the flat mean gradient; without autograd
 
     @contextmanager
@@ -276,16 +268,6 @@ def owned_stretches(recipe: Recipe, layout: FlatLayout, weights: Tensor, owned: 
     pieces = layout.pieces(ranges)
     assert all(piece.stop - piece.start == views[piece.name].numel() for piece in pieces)
     return [Stretch(piece.flat_start, views[piece.name].detach().requires_grad_(), [piece]) for piece in pieces]
-
-
-def _rule(
-    recipe: Recipe, layout: FlatLayout, stretches: list[Stretch], complete: Complete, matrices: Mapping[str, int]
-) -> Rule:
-    if recipe.optimizer in ELEMENT_WISE:
-        return ELEMENT_WISE[recipe.optimizer](recipe, stretches, matrices)
-    if recipe.optimizer in LAYER_WISE:
-        return LAYER_WISE[recipe.optimizer](recipe, layout, stretches, complete)
-    return TorchRule(recipe, stretches, matrices)
 
 
 def _stored(stretch: Stretch, value: object) -> list[Piece]:
