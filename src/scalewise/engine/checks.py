@@ -37,12 +37,7 @@ def check_label_smoothing(task: Task, recipe: Recipe) -> None:
 def check_labels(
     task: Task, recipe: Recipe, model: PlacedModel, parts: Mapping[str, Samples | None], device: torch.device
 ) -> None:
-    """Refuse whole-numbered targets of a classification that lie outside of the model's outputs.
-
-    Arguments:
-        task, recipe, model, device: what is learned, how, by which model and where.
-        parts: the samples by what they are for; None where there are none.
-    """
+    """Refuse whole-numbered targets of a classification, in any part of the data, outside of the model's outputs."""
     if task.loss not in CLASSIFYING and not isinstance(task.loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return
     ignored = getattr(task.loss, "ignore_index", IGNORED)
@@ -77,13 +72,7 @@ def _outputs(recipe: Recipe, model: PlacedModel, samples: Samples, device: torch
 
 
 def check_losses(strategy: Strategy, samples: Samples, step: int, workers: Sequence[WorkerNumbers]) -> None:
-    """Refuse a worker's loss that is not finite; a sample that is not finite is named first.
-
-    Arguments:
-        strategy, samples: which samples the worker got, and what they hold.
-        step: counted from 0.
-        workers: the numbers of every worker in it.
-    """
+    """Refuse a worker's loss that is not finite; a sample that is not finite is named first. Steps count from 0."""
     for worker, numbers in enumerate(workers):
         if not math.isfinite(numbers.loss):
             indices = _checked_samples(strategy, samples, step, worker)

@@ -34,10 +34,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean loss and metrics. Batches are fixed by the recipe, spread over processes, and summed in order.
 
-    Arguments:
-        task, recipe, model, team: what is evaluated, how and where.
-        samples, what: on which data, and what to call them.
-        loaders: loader processes, for data that are not in memory.
+    Messages call the samples `what`; `loaders` processes load data that are not in memory.
     """
     size = max(SMALLEST_BATCH, recipe.rows)
     starts = range(0, len(samples), size)

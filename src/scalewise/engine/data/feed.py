@@ -35,14 +35,7 @@ class Feed:
         workers: range,
         loaders: int,
     ) -> None:
-        """Nothing is loaded before the first batch is requested.
-
-        Arguments:
-            task, recipe, samples, device: what is trained, how, on which samples and where.
-            cuts: how steps cut the stream of samples.
-            workers: the workers of this process.
-            loaders: loader processes, for data that are not in memory.
-        """
+        """Nothing is loaded before the first batch is requested; `workers` are those of this process."""
         self.stream = streams.SampleStream(len(samples), recipe.seed)
         self.waited_seconds = 0.0
         self._samples = Augmented(samples, task.augment, recipe.seed) if task.augment is not None else samples

@@ -54,11 +54,7 @@ class _OnRequest(Dataset[Any]):
 def load(samples: Samples, requests: Iterable[Request], loaders: int, pin_memory: bool) -> Iterator[Batch]:
     """The requested batches, in order, from `loaders` processes, which the calling thread starts at once.
 
-    Arguments:
-        samples: where they come from.
-        requests: what to load; read ahead.
-        loaders: how many processes, at least 1.
-        pin_memory: whether to keep batches in page-locked memory, from which CUDA copies without waiting.
+    Requests are read ahead. From page-locked memory (`pin_memory`) CUDA copies without waiting.
     """
     with warnings.catch_warnings():  # there may be more of them than cores, as the user chose
         warnings.filterwarnings("ignore", message="This DataLoader will create")

@@ -74,10 +74,8 @@ class Strategy:
     def gradients(self, step: int, signal: int, measures: bool) -> StepNumbers:
         """Compute every worker's gradient and reduce them to their mean.
 
-        Arguments:
-            step: which one.
-            signal: that this process received, or 0; every process reads it in the numbers.
-            measures: whether to take the norm of every micro batch's gradient.
+        Every process reads the `signal` that one has received, or 0, in the numbers. `measures` says whether to take
+        the norm of every micro batch's gradient.
         """
         raise NotImplementedError
 

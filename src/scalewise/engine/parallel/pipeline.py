@@ -45,13 +45,7 @@ class MeasuredStage(PipelineStage):
     def __init__(
         self, setup: Setup, module: nn.Module, parameters: Sequence[Tensor], flow: tuple[Tensor, Tensor]
     ) -> None:
-        """Nothing is computed yet.
-
-        Arguments:
-            setup: the processes, one stage each, and the recipe, in whose precision layers run forward.
-            module, parameters: the layers of this process and what is trained of them.
-            flow: what a micro batch is when it comes here and when it leaves, as examples.
-        """
+        """Nothing is computed yet; `flow` is an example of a micro batch when it comes here and when it leaves."""
         team = setup.team
         super().__init__(module, team.rank, team.size, team.device, input_args=flow[0], output_args=flow[1])
         self._setup, self._trained = setup, parameters

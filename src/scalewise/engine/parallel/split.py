@@ -95,10 +95,7 @@ class LocalStrategy(SplitStrategy, FlatStrategy):
     ) -> None:
         """Move the tensors of this process into one flat vector.
 
-        Arguments:
-            parameters: what is trained.
-            averages: buffers that are averaged over workers.
-            whole: the layout of the whole model, where some of its parameters are here; norms are taken on its grid.
+        Where some of the whole model's parameters are here, norms are taken on the grid of its layout, `whole`.
         """
         self._held = parameters
         self._hold(parameters, averages, Team(0, 1, self._team.device))

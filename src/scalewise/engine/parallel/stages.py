@@ -27,10 +27,7 @@ NEEDED = (
 def split(module: nn.Module, example: Tensor, count: int) -> tuple[list[nn.Sequential], list[Tensor]]:
     """The model as `count` stages that share its parameters, and what goes into each (and out of the last).
 
-    Arguments:
-        module: to be split.
-        example: a micro batch that it takes, to see whether the chain is the model, and what each layer costs.
-        count: how many stages.
+    `example`, a micro batch that it takes, shows whether the chain is the model, and what each layer costs.
     """
     module.eval()
     units = _units(_chain(module, example))

@@ -137,12 +137,7 @@ def precision(recipe: Recipe, device: torch.device) -> AbstractContextManager[ob
 
 
 class Buffers:
-    """The buffers of a module, or of a part of one, from worker to worker of a step.
-
-    Arguments:
-        module: whose buffers they are.
-        averages, counters: those that training changes, by name; any other must stay as it is.
-    """
+    """The buffers of a module from worker to worker of a step; any but `averages` and `counters` must stay as it is."""
 
     def __init__(self, module: nn.Module, averages: Mapping[str, Tensor], counters: Mapping[str, Tensor]) -> None:
         self._module = module

@@ -98,10 +98,7 @@ class ForkServer:
     ) -> ForkedProcess | None:
         """Start `python -m MODULE …` as a child of this process; None where the server cannot.
 
-        Arguments:
-            words: the whole command.
-            environment: all of it.
-            stdout, stderr: where it speaks, if not where this process does.
+        `words` are the whole command; it prints where this process does unless stdout or stderr is given.
         """
         if tuple(words[:2]) != (sys.executable, "-m"):
             return None

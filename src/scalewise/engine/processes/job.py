@@ -131,12 +131,7 @@ class Job(Generic[RequestT, ReplyT]):
     """Processes that do the same at the same time, whenever they are asked."""
 
     def __init__(self, start: Start, machines: Sequence[Machine] = ()) -> None:
-        """Nothing is started before `with`.
-
-        Arguments:
-            start: what and where.
-            machines: the hosts of its addresses, if it has any.
-        """
+        """Nothing is started before `with`; `machines` are the hosts of the start's addresses, if it has any."""
         self._start, self._machines = start, machines
         self._connection: Connection[Any, Any] | None = None
         self._launchers: list[Launcher] = []

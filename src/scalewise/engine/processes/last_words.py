@@ -98,10 +98,7 @@ def leave_watchdog_report(folder: Path, rank: int, message: str, stack: list[str
 def failure(folder: Path, codes: Mapping[int, int], advice: str) -> ScalewiseError:
     """The error to show: the process that was killed, else a process's own exit report, else how it ended.
 
-    Arguments:
-        folder: where the processes have left their exit reports and logs.
-        codes: exit codes by process, as the launcher saw them.
-        advice: what to do about a process that died; may be empty.
+    `codes` are the exit codes by process, as the launcher saw them.
     """
     then = f"; {advice}" if advice else ""
     killed = {rank: -code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}

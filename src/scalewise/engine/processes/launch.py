@@ -65,12 +65,8 @@ def launch(
 ) -> int:
     """Run `scalewise …` in several processes that take part in one job; returns the exit code.
 
-    Arguments:
-        processes: how many.
-        arguments: the command line without the program's name.
-        threads: computing threads of each process.
-        elasticity: whether to restart processes when one dies.
-        fork_server: what the processes are forked from, so that they need not import torch again.
+    `arguments` are the command line without the program's name. Processes that are forked from a `fork_server` need
+    not import torch again.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     logging.disable(logging.ERROR)  # the agent's own words on children and signals; ours follow

@@ -33,10 +33,7 @@ STATUS = Path("/proc/self/status")
 
 
 def return_freed_memory() -> None:
-    """Have glibc give large blocks back to the system as soon as they are freed, and now what it has kept so far.
-
-    Nothing is done when the user has set one of malloc's own variables.
-    """
+    """Have glibc give large blocks back to the system as soon as they are freed, and now what it has kept so far."""
     library = _malloc()
     if library is not None:
         library.mallopt(M_MMAP_MAX, MOST_BLOCKS)
@@ -49,7 +46,7 @@ def keep_freed_memory() -> None:
     """Have glibc keep what a step frees for the next step, which needs the same again.
 
     Otherwise a step allocates its activations again, page by page, zeroed by the kernel: a fifth to a third of a step
-    at 512 images of 28×28 (docs/log.md). Nothing is done when the user has set one of malloc's own variables.
+    at 512 images of 28×28 (docs/log.md).
     """
     library = _malloc()
     if library is not None:
@@ -58,7 +55,7 @@ def keep_freed_memory() -> None:
 
 
 def _malloc() -> ctypes.CDLL | None:
-    """The C library, if it is glibc and its settings are left to us."""
+    """The C library, if it is glibc and the user has set none of malloc's own variables; else nothing is done."""
     ours = platform.libc_ver()[0] == "glibc" and not any(name in os.environ for name in CHOSEN_BY_THE_USER)
     return ctypes.CDLL(None) if ours else None
 
@@ -105,11 +102,7 @@ class Free:
 
 
 def free_memory(root: Path = Path("/")) -> Free:
-    """What this machine has free, or what its cgroup leaves, whichever is less.
-
-    Arguments:
-        root: where /proc and /sys are.
-    """
+    """What this machine has free, or what its cgroup leaves, whichever is less; /proc and /sys are in `root`."""
     candidates = [Free(_table(root / "proc/meminfo")["MemAvailable"] * 1024, "free memory of this machine")]
     candidates += [Free(amount, "what the cgroup's limit leaves") for amount in _left_by_cgroups(root)]
     return min(candidates, key=lambda free: free.bytes)

@@ -48,11 +48,9 @@ class Stop:
 
 @contextmanager
 def stopping(ask: Callable[[int], None], ended: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Call `ask` with the first stop signal; a second one does what it would have done without this.
+    """Call `ask`, in the signal handler, with the first stop signal; a second does what it does without this.
 
-    Arguments:
-        ask: starts the stop; called once, in the signal handler.
-        ended: whether nothing is left to save; then the first signal also does what it would have done.
+    So does the first where `ended` says that nothing is left to save.
     """
     with restored(STOP_SIGNALS) as put_back:
 

@@ -242,11 +242,6 @@ def fresh_store(store: Store, rank: int, size: int, seconds: float = APART_SECON
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), so a restarted process may read the address of a dead one. No variable
     distinguishes the starts: each agent counts its own restarts. So the first process calls the roll until every
     process present has answered it.
-
-    Arguments:
-        store: the one that all starts of the job share.
-        rank, size: of this process and of the job.
-        seconds: to wait for the other processes.
     """
     name = uuid.uuid4().hex
     store.set(f"scalewise/present/{rank}", name)

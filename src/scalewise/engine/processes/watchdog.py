@@ -56,12 +56,7 @@ class Status:
 
 
 class Watchdog:
-    """Watches this process and the others of its job.
-
-    Arguments:
-        team, store: who is in the job, and where they exchange heartbeats.
-        seconds: without progress after which a process counts as dead.
-    """
+    """Watches the processes of a job: one without progress for so many seconds counts as dead."""
 
     def __init__(self, team: Team, store: Store, seconds: float) -> None:
         self._team, self._store, self._seconds = team, store, seconds

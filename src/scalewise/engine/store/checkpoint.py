@@ -65,10 +65,7 @@ class _Written:
 def save(training: Training, folder: Path, problem: OSError | None = None) -> Path:
     """Write the training state of all processes; every process calls it at the same step, and fails if one does.
 
-    Arguments:
-        training: its state is written.
-        folder: of all its checkpoints.
-        problem: why this process cannot write one, if that is known already.
+    `folder` is that of all checkpoints, `problem` why this process cannot write one, if that is known already.
     """
     team, progress = training.team, training.progress
     final = folder / f"step-{progress.step}"
@@ -141,12 +138,7 @@ def save_emergency(training: Training, folder: Path, newest: Iterable[Record]) -
 
     Every process holds all of it, so one that is left is enough. The newest records are stored with it: those that the
     first process had not yet written may have died with it. Returns the step, or None where one process does not hold
-    the whole state.
-
-    Arguments:
-        training: one that has broken off, and will not continue.
-        folder: where checkpoints are.
-        newest: the last records of this run, as far as they exist.
+    the whole state. The training has broken off, and will not continue.
     """
     try:
         waiting, state = training.settle(), training.strategy.emergency_state()
@@ -282,10 +274,7 @@ def _set_aside(path: Path) -> None:
 def load(training: Training, path: Path, same_recipe: bool = False) -> None:
     """Restore one checkpoint into a training of the same task and model, on any processes.
 
-    Arguments:
-        training: to restore into.
-        path: of the checkpoint.
-        same_recipe: whether one that was trained by another recipe is to be refused.
+    `same_recipe` refuses one that was trained by another recipe.
     """
     index = verified_index(path)
     if path.name != f"step-{index.progress.step}":
