@@ -75,12 +75,11 @@ def check_losses(strategy: Strategy, samples: Samples, step: int, workers: Seque
     """Refuse a worker's loss that is not finite; a sample that is not finite is named first. Steps count from 0."""
     for worker, numbers in enumerate(workers):
         if not math.isfinite(numbers.loss):
-            indices = _checked_samples(strategy, samples, step, worker)
+            where, indices = _where(strategy, samples, step, worker)
             raise NonFiniteLoss(
-                f"the loss must stay finite, got {numbers.loss} at step {step + 1} on worker {worker} (training "
-                f"samples {_shown(samples, indices)}, whose values are finite); lower --lr, or add --warmup-epochs "
-                f"or --clip-norm",
-                Place(step + 1, worker, None, tuple(indices)),
+                f"the loss must stay finite, got {numbers.loss} {where}; lower --lr, or add --warmup-epochs or "
+                f"--clip-norm",
+                Place(step + 1, worker, None, indices),
             )
 
 
@@ -92,12 +91,11 @@ def check_gradients(strategy: Strategy, samples: Samples, step: int, team: Team)
     if not found:  # only its square was too large for a number
         return
     worker, parameter = min(found, key=lambda first: first[0])
-    indices = _checked_samples(strategy, samples, step, worker)
+    where, indices = _where(strategy, samples, step, worker)
     raise NonFiniteGradient(
-        f"gradients must stay finite, that of {parameter} is not at step {step + 1} on worker {worker} (training "
-        f"samples {_shown(samples, indices)}, whose values are finite), although the loss is; lower --lr, or "
-        f"look at it with `scalewise replay RUN`",
-        Place(step + 1, worker, parameter, tuple(indices)),
+        f"gradients must stay finite, that of {parameter} is not {where}, although the loss is; lower --lr, or look "
+        f"at it with `scalewise replay RUN`",
+        Place(step + 1, worker, parameter, indices),
     )
 
 
@@ -106,12 +104,9 @@ def non_finite_gradients(one: WorkerStep, names: Sequence[str]) -> list[str]:
     return [name for name, gradient in zip(names, one.gradients, strict=True) if not gradient.isfinite().all()]
 
 
-def _checked_samples(strategy: Strategy, samples: Samples, step: int, worker: int) -> list[int]:
-    """The samples of one worker in one step; refuses one that is not finite."""
+def _where(strategy: Strategy, samples: Samples, step: int, worker: int) -> tuple[str, tuple[int, ...]]:
+    """One worker in one step in words, and the numbers of its samples; refuses one that is not finite."""
     indices, epochs = strategy.feed.samples_of(step, worker)
     check_finite(samples, indices, epochs, "training")
-    return indices
-
-
-def _shown(samples: Samples, indices: list[int]) -> str:
-    return ", ".join(map(samples.describe, indices[:SHOWN_SAMPLES])) + (", …" if len(indices) > SHOWN_SAMPLES else "")
+    shown = ", ".join(map(samples.describe, indices[:SHOWN_SAMPLES])) + (", …" if len(indices) > SHOWN_SAMPLES else "")
+    return f"at step {step + 1} on worker {worker} (training samples {shown}, whose values are finite)", tuple(indices)

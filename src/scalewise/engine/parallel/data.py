@@ -25,7 +25,7 @@ from scalewise.engine.parallel.workers import (
 )
 from scalewise.engine.processes.team import Gathered, Team
 from scalewise.engine.sums import reductions
-from scalewise.engine.sums.flat import FlatLayout, clip_coefficient, mean_factor, scaling
+from scalewise.engine.sums.flat import FlatLayout, mean_factor, scaling
 from scalewise.engine.sums.replicas import fingerprint
 from scalewise.engine.sums.tree import share
 from scalewise.engine.update.optimizer import FlatOptimizer, StateEntry, owned_stretches
@@ -33,33 +33,7 @@ from scalewise.nn.batch_norm import exchanging
 from scalewise.tasks.task import Number
 
 
-class MeasuringStrategy(Strategy):
-    """A strategy whose processes know the norm of the mean gradient, and clip what they hold of it."""
-
-    def _numbers(self, table: Tensor | Gathered, names: list[str], measures: bool) -> StepNumbers:
-        """A step's numbers, with the norm of its mean gradient where that is wanted."""
-        measured = measures or self._setup.recipe.clip_norm is not None
-        return StepNumbers(table, names, self._clipped() if measured else None)
-
-    def _clipped(self) -> Tensor:
-        """The squared norm of the mean gradient before clipping; then it is clipped."""
-        square = self._squared_norm()
-        if self._setup.recipe.clip_norm is not None:
-            coefficient = clip_coefficient(self._setup.recipe.clip_norm, square)
-            for part in self._mean_gradient():
-                part.mul_(coefficient.to(part.dtype))
-        return square
-
-    def _squared_norm(self) -> Tensor:
-        """Of the mean gradient."""
-        raise NotImplementedError
-
-    def _mean_gradient(self) -> list[Tensor]:
-        """What this process holds of it."""
-        raise NotImplementedError
-
-
-class FlatStrategy(MeasuringStrategy):
+class FlatStrategy(Strategy):
     """A strategy whose processes hold parameters, and what is averaged over workers, in one flat vector."""
 
     def _hold(self, parameters: Mapping[str, Tensor], averages: Mapping[str, Tensor], team: Team) -> None:

@@ -62,10 +62,8 @@ class FullyShardedParallel(SplitStrategy):
         self._norms: dict[int, Tensor] | None = None  # of one backward pass, by parameter; None: not wanted
         self._listen()
 
-        self._sum = torch.zeros(
-            sum(part.numel() for part in self._held.values()), dtype=self._parameters[0].dtype, device=team.device
-        )
         sizes = [part.numel() for part in self._held.values()]
+        self._sum = torch.zeros(sum(sizes), dtype=self._parameters[0].dtype, device=team.device)
         self._gradients = [g.view(p.shape) for g, p in zip(self._sum.split(sizes), self._held.values(), strict=True)]
         layout = FlatLayout(setup.model.parameters, {}, 1)
         self._empty_model()

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from scalewise.engine.data import streams
 from scalewise.engine.data.feed import Feed
-from scalewise.engine.parallel import Setup
-from scalewise.engine.parallel.data import FlatStrategy, MeasuringStrategy
+from scalewise.engine.parallel import Setup, Strategy
+from scalewise.engine.parallel.data import FlatStrategy
 from scalewise.engine.parallel.model import PlacedModel
 from scalewise.engine.parallel.workers import WEIGHT, StepNumbers, WorkerNumbers, precision
 from scalewise.engine.processes.team import Team
@@ -38,7 +38,7 @@ from scalewise.errors import ScalewiseError, TaskError
 from scalewise.tasks.task import Batch
 
 
-class SplitStrategy(MeasuringStrategy):
+class SplitStrategy(Strategy):
     """A strategy whose processes each hold a part of the model, and none of them a worker's whole gradient."""
 
     _held: Mapping[str, Tensor]  # this process's parts of the trained parameters

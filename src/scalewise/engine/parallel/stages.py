@@ -119,12 +119,10 @@ def balanced(costs: Sequence[float], count: int) -> list[tuple[int, int]]:
     best: dict[tuple[int, int], tuple[float, list[tuple[int, int]]]] = {(0, 0): (0.0, [])}
     for parts in range(1, count + 1):
         for stop in range(parts, len(costs) + 1):
-            options = []
-            for start in range(parts - 1, stop):
-                known = best.get((parts - 1, start))
-                if known is not None:
-                    options.append((max(known[0], sum(costs[start:stop])), [*known[1], (start, stop)]))
-            best[parts, stop] = min(options)
+            before = [(start, best[parts - 1, start]) for start in range(parts - 1, stop) if (parts - 1, start) in best]
+            best[parts, stop] = min(
+                (max(cost, sum(costs[start:stop])), [*bounds, (start, stop)]) for start, (cost, bounds) in before
+            )
     return best[count, len(costs)][1]
 
 

@@ -34,22 +34,14 @@ SIGNAL = -1  # the last column, where no fingerprint follows it
 
 @dataclass(frozen=True)
 class WorkerNumbers:
-    """What one worker finds in a step, or in one micro batch of it: sums, so that they add up.
-
-    Arguments:
-        loss, weight: the sum of the loss, and what its mean divides by (samples, tokens, …).
-        metrics: (sum, weight) by name.
-        squared_norms: Σ‖mean gradient of a micro batch‖²; 0 where norms are not taken.
-        signal: the signal that the worker's process received, or 0.
-        fingerprint: of its process's weights before the step; empty where they are not compared.
-    """
+    """What one worker finds in a step, or in one micro batch of it: sums, so that they add up."""
 
     loss: Number
-    weight: Number
-    metrics: Mapping[str, tuple[Number, Number]]
-    squared_norms: Number = 0.0
-    signal: int = 0
-    fingerprint: tuple[float, ...] = ()
+    weight: Number  # what the mean of the loss divides by: samples, tokens, …
+    metrics: Mapping[str, tuple[Number, Number]]  # (sum, weight) by name
+    squared_norms: Number = 0.0  # Σ‖mean gradient of a micro batch‖²; 0 where norms are not taken
+    signal: int = 0  # that the worker's process received, or 0
+    fingerprint: tuple[float, ...] = ()  # of its process's weights before the step; empty where they are not compared
 
     @classmethod
     def of(cls, loss: Loss | MeanLoss) -> WorkerNumbers:

@@ -69,28 +69,17 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """One job.
+    """One job."""
 
-    work: what it does with requests; None for processes that take none.
-    processes: how many in all.
-    threads: computing threads of each.
-    device: kind of device.
-    addresses: of the hosts that share the processes evenly; none for this machine itself.
-    number: of this job among those that run at the same time.
-    entry: the function that every process runs, with the job's folder.
-    forks: whether processes are forked from a server that has imported torch; else each is a new program.
-    variables: to set in the environment, unless the user has.
-    """
-
-    work: Work[Any, Any] | None
-    processes: int
-    threads: int
+    work: Work[Any, Any] | None  # what it does with requests; None for processes that take none
+    processes: int  # in all
+    threads: int  # of each, to compute with
     device: DeviceName = "cpu"
-    addresses: tuple[str, ...] = ()
-    number: int = 0
-    entry: str = SERVE
-    forks: bool = True
-    variables: Mapping[str, str] = field(default_factory=dict)
+    addresses: tuple[str, ...] = ()  # of the hosts that share the processes evenly; none for this machine itself
+    number: int = 0  # of this job among those that run at the same time
+    entry: str = SERVE  # the function that every process runs, with the job's folder
+    forks: bool = True  # from a server that has imported torch; else each process is a new program
+    variables: Mapping[str, str] = field(default_factory=dict)  # to set in the environment, unless the user has
 
     @property
     def nodes(self) -> int:

@@ -41,19 +41,12 @@ RESUME = "continue from the last checkpoint with --resume"
 
 @dataclass(frozen=True)
 class Elasticity:
-    """What to do about processes that die.
-
-    Arguments:
-        max_restarts: how often processes are restarted.
-        min_processes: the fewest to continue with; None for all.
-        emergency_seconds: how long the others may take to finish their step and save an emergency checkpoint.
-        say: shows a line to the user.
-    """
+    """What to do about processes that die."""
 
     max_restarts: int = 0
-    min_processes: int | None = None
-    emergency_seconds: float = 20.0
-    say: Callable[[str], None] = lambda line: None
+    min_processes: int | None = None  # the fewest to continue with; None for all
+    emergency_seconds: float = 20.0  # for the others to finish their step and save an emergency checkpoint
+    say: Callable[[str], None] = lambda line: None  # shows a line to the user
 
 
 def launch(
