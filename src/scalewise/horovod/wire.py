@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
-from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -154,19 +153,16 @@ def broadcast_together(tensors: Sequence[Tensor], root: int, group: dist.Process
 
 def send_bytes(data: bytes, root: int, group: dist.ProcessGroup) -> bytes:
     """What one process has, on all of them."""
-    length = torch.tensor([len(data)])
-    dist.broadcast(length, src=root, group=group)
-    mine = dist.get_rank() == root
-    payload = torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else torch.empty(int(length)).byte()
-    dist.broadcast(payload, src=root, group=group)
-    return payload.numpy().tobytes()
+    held = [data]
+    dist.broadcast_object_list(held, src=root, group=group)
+    return held[0]
 
 
 def gather_bytes(data: bytes, group: dist.ProcessGroup) -> list[bytes]:
     """What every process has, on all of them."""
-    lengths = gathered_rows(torch.tensor([len(data)]), group).tolist()
-    together = gathered_rows(torch.frombuffer(bytearray(data), dtype=torch.uint8), group).numpy().tobytes()
-    return [together[stop - length : stop] for length, stop in zip(lengths, accumulate(lengths), strict=True)]
+    found = [data] * group.size()
+    dist.all_gather_object(found, data, group=group)
+    return found
 
 
 def exchange_rows(tensor: Tensor, splits: list[int], group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:

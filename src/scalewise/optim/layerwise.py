@@ -122,22 +122,17 @@ class LayerWise(Optimizer, ABC):
             if plan is None or not plan.renew(group, self.state):
                 plan = self._plans[number] = Plan(group, [self._member(group, weight) for weight in group["params"]])
             for same, layers in plan.adapting:
-                self._update_adapting(group, same, layers)
+                if (library := compiled(same[0].weight.dtype)) is not None:
+                    self._update_natively(library, group, same, layers)
+                else:
+                    for batch in _batches(same):
+                        self._update_batch(group, batch)
             for same in plan.plain:
                 self._update_plainly(group, same)
             for same in plan.together:
                 self._update_together(group, same)
             plan.release()
         return loss
-
-    def _update_adapting(self, group: Group, members: list[Member], layers: Layers) -> None:
-        """Update parameters of one dtype that adapt, in C or, without a compiler, with torch's kernels."""
-        library = compiled(members[0].weight.dtype)
-        if library is not None:
-            self._update_natively(library, group, members, layers)
-            return
-        for batch in _batches(members):
-            self._update_batch(group, batch)
 
     def _member(self, group: Group, weight: Tensor) -> Member | None:
         """A parameter with what is kept for it; None where it has no gradient."""

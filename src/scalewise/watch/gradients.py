@@ -281,12 +281,9 @@ def _nodes(output: Tensor) -> Iterator[Node]:
 
 
 def _has_saved_tensor_hooks(node: Node) -> bool:
-    for name in _saved_by(type(node)):
-        saved = getattr(node, name)
-        for one in saved if isinstance(saved, list | tuple) else (saved,):
-            if getattr(one, "unpack_hook", None) is not None:
-                return True
-    return False
+    saved = (getattr(node, name) for name in _saved_by(type(node)))
+    tensors = (one for kept in saved for one in (kept if isinstance(kept, list | tuple) else (kept,)))
+    return any(getattr(one, "unpack_hook", None) is not None for one in tensors)
 
 
 @lru_cache(maxsize=1024)

@@ -109,12 +109,10 @@ class Watcher:
         show: bool = False,
         outputs: Sequence[nn.Module] = (),
     ) -> None:
-        """Watch from now on.
+        """Watch from now on, as `watch` does.
 
-        Arguments:
-            model, optimizer, out, every, show: as for `watch`.
-            outputs: modules inside of the model, the last called of which makes the output that the loss is computed
-                from; for a model that returns its loss alone.
+        For a model that returns its loss alone, `outputs` are modules inside of it, the last called of which makes the
+        output that the loss is computed from.
         """
         self._show = show
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
