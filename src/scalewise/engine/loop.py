@@ -91,7 +91,6 @@ class Training:
         """Nothing happens before `with`.
 
         Arguments:
-            task, recipe, placement: what, how and where.
             derived: reasons for values of the recipe, passed on to the result.
             pause_every: steps after which all numbers are read, so that the caller may take a snapshot.
             hold_out: keep a tenth of the training data out for validation where the task has none, although nothing in
@@ -184,7 +183,7 @@ class Training:
         first_step = self.progress.step
         if first_step and self.progress.train_rows and self.ends_epoch():  # it broke off before the epoch's record
             yield self._end_epoch(began)
-        while not (self.finished or self.stopped or self.interrupted):
+        while not (self.finished or self._selection.stopped(self.progress) or self.interrupted):
             started, waited = time.perf_counter(), self.strategy.feed.waited_seconds
             numbers = self.gradients()
             self._whole = False
@@ -348,22 +347,12 @@ class Training:
     def _loaders(self) -> int:
         return loader_processes(self.placement, self.team.here)
 
-    @property
-    def reached(self) -> bool:
-        """Whether the newest validation metric has reached the target."""
-        return self._selection.reached(self.progress)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether target or patience end training early."""
-        return self._selection.stopped(self.progress)
-
     def _result(self, began: float) -> Result:
         progress, recipe = self.progress, self.recipe
         with self.strategy.whole() as model:
             weights_sha256 = sha256(model.tensors())
         best_sha256 = None
-        reached = self.reached
+        reached = self._selection.reached(progress)
         if self.best and recipe.patience is not None:
             self.strategy.load(self.best)
             self._view = self.strategy.whole  # the best weights were those to evaluate already

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
-from scalewise.optim.layerwise import Group, LayerWise, Member
+from scalewise.optim.layerwise import Group, LayerWise, Member, roles
 from scalewise.optim.native import Layers, doubles
 from scalewise.optim.rules import (
     Vector,
@@ -97,18 +97,15 @@ class LAMB(LayerWise):
         return new_moments(weight)
 
     def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member], layers: Layers) -> None:
-        weights, gradients = [member.weight for member in members], [member.gradient for member in members]
-        states = [member.state for member in members]
-        moments = ([state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states])
         count_step(members)
         beta1, beta2 = group["betas"]
-        steps = [state["step"].item() for state in states]
+        steps = [member.state["step"].item() for member in members]
         biases = [
             doubles(values) for values in ([1 - beta1**t for t in steps], [math.sqrt(1 - beta2**t) for t in steps])
         ]
         largest = math.inf if group["largest_ratio"] is None else group["largest_ratio"]
-        roles = (weights, gradients, *moments)
-        layers.call(library.lamb, roles, biases, float(group["lr"]), beta1, beta2, group["eps"], largest)
+        rule = float(group["lr"]), beta1, beta2, group["eps"], largest
+        layers.call(library.lamb, roles(members, "exp_avg", "exp_avg_sq"), biases, *rule)
 
     @np.errstate(over="ignore", invalid="ignore")
     def _update_batch(self, group: Group, members: list[Member]) -> None:
@@ -150,9 +147,7 @@ class LAMB(LayerWise):
 def _directions(group: Group, members: list[Member]) -> list[Tensor]:
     """r of many layers, in new memory."""
     beta1, beta2 = group["betas"]
-    gradients = [local_part(member.gradient) for member in members]
-    first = [local_part(member.state["exp_avg"]) for member in members]
-    second = [local_part(member.state["exp_avg_sq"]) for member in members]
+    _, gradients, first, second = ([*map(local_part, role)] for role in roles(members, "exp_avg", "exp_avg_sq"))
     torch._foreach_lerp_(first, gradients, 1 - beta1)
     torch._foreach_mul_(second, beta2)
     torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
-from scalewise.optim.layerwise import Group, LayerWise, Member, Tensors
+from scalewise.optim.layerwise import Group, LayerWise, Member, Tensors, roles
 from scalewise.optim.native import Layers
 from scalewise.optim.rules import local_part, local_rate, local_rates, memory, norm, norms
 
@@ -58,10 +58,8 @@ class LARS(LayerWise):
         return {"momentum_buffer": torch.zeros_like(weight)}
 
     def _update_natively(self, library: ctypes.CDLL, group: Group, members: list[Member], layers: Layers) -> None:
-        weights, gradients = [member.weight for member in members], [member.gradient for member in members]
-        buffers = [member.state["momentum_buffer"] for member in members]
         rule = float(group["lr"]), group["momentum"], group["trust_coefficient"]
-        layers.call(library.lars, (weights, gradients, buffers), [], *rule)
+        layers.call(library.lars, roles(members, "momentum_buffer"), [], *rule)
 
     def _update_batch(self, group: Group, members: list[Member]) -> None:
         """Each layer in one pass of torch's fused SGD, whose 1 − dampening is a factor of the gradient: the rate."""
@@ -73,15 +71,12 @@ class LARS(LayerWise):
             fused_sgd([member.weight], [member.gradient], [buffer], lr, momentum, member.decay, rate)
 
     def _update_plainly(self, group: Group, members: list[Member]) -> None:
-        weights, gradients = [member.weight for member in members], [member.gradient for member in members]
-        buffers = [member.state["momentum_buffer"] for member in members]
+        weights, gradients, buffers = roles(members, "momentum_buffer")
         fused_sgd(weights, gradients, buffers, float(group["lr"]), group["momentum"], members[0].decay)
 
     def _update_together(self, group: Group, members: list[Member]) -> None:
         decay, momentum = members[0].decay, group["momentum"]
-        weights = [local_part(member.weight) for member in members]
-        gradients = [local_part(member.gradient) for member in members]
-        buffers = [local_part(member.state["momentum_buffer"]) for member in members]
+        weights, gradients, buffers = ([*map(local_part, role)] for role in roles(members, "momentum_buffer"))
         updates = torch._foreach_add(gradients, weights, alpha=decay)
         if members[0].adapts:
             whole = members[0].weight

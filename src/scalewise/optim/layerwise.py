@@ -49,6 +49,12 @@ class Member:
         )
 
 
+def roles(members: list[Member], *kept: str) -> list[list[Tensor]]:
+    """The weights of some parameters, their gradients, and what is kept for them under these names."""
+    states = [[member.state[name] for member in members] for name in kept]
+    return [[member.weight for member in members], [member.gradient for member in members], *states]
+
+
 class Plan:
     """The parameters of a group, sorted by the way in which they are updated; kept as long as they lie as they did.
 

@@ -90,7 +90,6 @@ class DataParallel(FlatStrategy):
         self._mine = range(*shares[team.rank])
         super().__init__(setup, self._mine)
         self.workers = Workers(setup, self.model.call, [*self.model.parameters.values()], self.feed)
-        self._recipe, self._cuts = recipe, setup.cuts
         self.exact = placement.exact  # whether the sum over workers has one order
         self._compared_every = placement.check_replicas if team.size > 1 else 0
         self._weight_is_samples = setup.task.weight_is_samples
@@ -174,8 +173,9 @@ class DataParallel(FlatStrategy):
         began = time.perf_counter()
         known = weights[0].wait() if weights else None
         self._weights_seconds += time.perf_counter() - began
-        factor = mean_factor(self._recipe.worker_batch, self._cuts.samples(step), known)
-        self._reduction.finish(scaling(self._recipe.workers, self._layout, factor))
+        recipe = self._setup.recipe
+        factor = mean_factor(recipe.worker_batch, self._setup.cuts.samples(step), known)
+        self._reduction.finish(scaling(recipe.workers, self._layout, factor))
         if isinstance(table, Gathered):
             table.arrive()  # so that whoever has updated its weights also has the numbers of that step
         return self._numbers(table, [*found[0].metrics], measures)

@@ -163,7 +163,7 @@ class PipelineParallel(LocalStrategy):
         else:
             numbers = torch.arange(count) if stage.is_last else None  # torch hands the loss its part of the target
             schedule.step(target=numbers, return_outputs=False)
-        self._put(worker, stage.sums)
+        self._fold.put(worker, [*stage.sums, *self._averages])
         self.exact = self.exact and torch.equal(start, streams.random_state()[0])
         places = [place for place, name in enumerate(self.model.parameters) if name in self._held]
         norms = torch.zeros(count, len(self.model.parameters), dtype=torch.float64)

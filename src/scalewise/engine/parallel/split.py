@@ -9,7 +9,7 @@ one after another. So a dry run of one micro batch compares the split model with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -110,10 +110,6 @@ class LocalStrategy(SplitStrategy, FlatStrategy):
         start, own, size = whole.starts[name], self._layout.starts[name], self._layout.tensors[name].numel()
         weights = self._weights[own : own + size].detach().requires_grad_()
         return Stretch(start, weights, [Piece(name, 0, size, start)], shift=start - own)
-
-    def _put(self, worker: int, gradients: Sequence[Tensor]) -> None:
-        """Take one worker's gradients, and what it has made of the averages."""
-        self._fold.put(worker, [*gradients, *self._averages])
 
     def _reduced(self, step: int, measures: bool, table: Tensor, names: list[str]) -> StepNumbers:
         """Make the sums means; `table` has every worker's numbers."""

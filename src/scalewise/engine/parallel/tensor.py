@@ -86,7 +86,7 @@ class TensorParallel(LocalStrategy):
         for worker in self._buffers.each(range(self._setup.recipe.workers)):
             gradients, numbers = self._workers.gradient(step, worker, measures)
             found.append(numbers)
-            self._put(worker, gradients)
+            self._fold.put(worker, [*gradients, *self._averages])
         self._buffers.check_fixed()
         table = self._exchanged(pack(found, self._team.device, signal))
         return self._reduced(step, measures, table, [*found[0].metrics])

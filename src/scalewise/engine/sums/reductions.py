@@ -116,12 +116,12 @@ class Ordered(Exchanged):
         if not self.spreads:
             return super().squared_norm()
         norms = self.sum.new_empty(self._layout.size // CHUNK)
-        works = []
-        for bucket in self.buckets:
-            mine = chunk_norms(self.sum[slice(*bucket.shard_range(self._team.rank))])
-            works.append(all_gather(norms[bucket.start // CHUNK : bucket.stop // CHUNK], mine))
-        self._wait(works)
+        self._wait([self._gather_norms(bucket, norms) for bucket in self.buckets])
         return sum_of_squares(norms[: self._layout.parameters_stop // CHUNK])
+
+    def _gather_norms(self, bucket: Bucket, norms: Tensor) -> dist.Work:
+        start, stop = bucket.shard_range(self._team.rank)
+        return all_gather(norms[bucket.start // CHUNK : bucket.stop // CHUNK], chunk_norms(self.sum[start:stop]))
 
     def complete(self, numbers: Tensor) -> None:
         """Fill in what other processes own: a sum in which all terms but one are 0 is exact in any order."""

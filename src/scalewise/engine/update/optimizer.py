@@ -144,18 +144,17 @@ class TorchRule:
         self._stretches = stretches
         groups = matrix_groups(((stretch.pieces[0].name, stretch.weights) for stretch in stretches), matrices)
         self._optimizer = OPTIMIZERS[recipe.optimizer](groups, recipe) if stretches else None
-        self._step = inspect.unwrap(type(self._optimizer).step) if self._optimizer else None
         self.state: dict[Tensor, dict[str, Tensor]] = self._optimizer.state if self._optimizer else {}
 
     def step(self, gradient: Tensor, lr: float) -> None:
         """Hand it the gradient and the rate."""
-        if self._optimizer is None or self._step is None:
+        if self._optimizer is None:
             return
         for stretch in self._stretches:
             stretch.weights.grad = stretch.place(gradient)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        self._step(self._optimizer)
+        inspect.unwrap(type(self._optimizer).step)(self._optimizer)
 
 
 class FlatOptimizer:
