@@ -44,10 +44,10 @@ class Scalewise(Watching, Callback):  # type: ignore[misc]  # Lightning is not t
         """Begin to watch, before the first step."""
         if not trainer.optimizers:
             return
-        model = trainer.strategy.model
+        model, outputs = trainer.strategy.model, ()
         if not isinstance(model, DistributedDataParallel):
             model = self._shell = Shell(pl_module, "training_step")
-        outputs = () if isinstance(model, DistributedDataParallel) else (pl_module, *pl_module.children())
+            outputs = (pl_module, *pl_module.children())
         self.watcher = Watcher(model, trainer.optimizers[0], self._out, outputs=outputs)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -34,6 +34,7 @@ from scalewise.engine.processes.team import Team
 from scalewise.engine.sums.tree import workers_of
 from scalewise.recipe import Recipe
 
+KEY, STACK = "scalewise/heartbeat/{rank}", "stack-{rank}.txt"  # in the store, and in the job's folder
 LOOKS = 8  # in the time that is allowed
 SHARE = 0.01  # of the time: computing less is none
 STACK_SECONDS = 3.0
@@ -69,7 +70,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin, on every process."""
-        self._store.set(_key(self._team.rank), self._status(0))
+        self._store.set(KEY.format(rank=self._team.rank), self._status(0))
         self._team.barrier()
         for thread in self._threads:
             thread.start()
@@ -86,7 +87,7 @@ class Watchdog:
         )
 
     def _report(self) -> None:
-        keys = [_key(rank) for rank in range(self._team.size)]
+        keys = [KEY.format(rank=rank) for rank in range(self._team.size)]
         number, left = 0, False
         while not left:
             left = self._leaving.wait(self._seconds / LOOKS)
@@ -220,7 +221,7 @@ def watched(team: Team, seconds: float) -> Iterator[Watchdog | None]:
     watch = Watchdog(team, store, seconds)
     folder = last_words.own_folder()  # stacks are for the launching process, else for all to see
     everyone = nullcontext(sys.__stderr__ or sys.stderr)
-    with everyone if folder is None else (folder / _stack_file(team.rank)).open("w") as file:
+    with everyone if folder is None else (folder / STACK.format(rank=team.rank)).open("w") as file:
         faulthandler.register(signal.SIGUSR2, file=file)
         watch.start()
         try:
@@ -228,14 +229,6 @@ def watched(team: Team, seconds: float) -> Iterator[Watchdog | None]:
         finally:
             watch.stop()
             faulthandler.unregister(signal.SIGUSR2)
-
-
-def _key(rank: int) -> str:
-    return f"scalewise/heartbeat/{rank}"
-
-
-def _stack_file(rank: int) -> str:
-    return f"stack-{rank}.txt"
 
 
 def _is_sibling(process: int) -> bool:
@@ -253,7 +246,7 @@ def _stack_of(rank: int, process: int) -> list[str]:
     folder = last_words.own_folder()
     if folder is None:
         return []
-    path, deadline = folder / _stack_file(rank), time.monotonic() + STACK_SECONDS
+    path, deadline = folder / STACK.format(rank=rank), time.monotonic() + STACK_SECONDS
     written, before = 0, -1
     while time.monotonic() < deadline and not 0 < written == before:  # it comes thread by thread
         time.sleep(0.2)
