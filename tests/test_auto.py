@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import scalewise as sw
 from scalewise.engine.auto import MOST_TRIAL_STEPS, Auto, _rank, _trial_steps, carried, complete
-from scalewise.engine.candidates import BOLD, GENTLE, budget, candidate, intensity
+from scalewise.engine.candidates import BOLD, CARRIES, GENTLE, budget, candidate, intensity
 from scalewise.engine.placement import Placement
 from scalewise.recipe import Recipe, Search, Trial, adapts, resolve
 from scalewise.records import Epoch
@@ -209,7 +209,8 @@ def test_what_carries_over_is_the_fall_on_held_out_data_by_that_on_training_data
 
 
 def test_intensity_goes_from_gentle_to_bold():
-    found = [intensity(share) for share in (-1.0, 0.5, 0.6, 0.7, 0.8, 2.0)]
+    low, high = CARRIES
+    found = [intensity(share) for share in (-1.0, low, 0.4, 0.6, high, 2.0)]
     assert (found[0], found[1], found[-2], found[-1]) == (GENTLE, GENTLE, BOLD, BOLD)
     for name, rises in (("rate", True), ("decay", False)):
         values = [getattr(one, name) for one in found]
@@ -300,9 +301,9 @@ def test_the_budget_grows_slower_than_the_workers():
         found = [budget(single.replace(workers=n), 10_000, False, carried) for n in (2, 8, 32)]
         return [round(one.single_steps / one.steps, 1) for one in found]
 
-    assert times_fewer(0.3) == [2.0, 8.0, 21.3]
+    assert times_fewer(CARRIES[0]) == [2.0, 8.0, 21.3]
     assert times_fewer(1.0) == [2.0, 6.4, 10.6]
-    assert budget(single.replace(workers=1000), 10_000, False, 0.3).steps == 40
+    assert budget(single.replace(workers=1000), 10_000, False, CARRIES[0]).steps == 40
     assert budget(single.replace(workers=1000), 10_000, False, 1.0).steps == 100
     assert budget(single.replace(workers=8), 10_000, True, 0.3).steps == 391
 
@@ -322,7 +323,7 @@ def test_muon_is_chosen_unless_another_is_far_ahead_in_a_short_trial():
 def test_muons_weight_decay_sums_to_the_same_over_any_training():
     for steps in (50, 2000):
         base = Recipe(worker_batch=32, optimizer="adam", lr=0.002)
-        fields = candidate("muon", base, {"workers": 8}, 10_000, steps, 0.3).fields
+        fields = candidate("muon", base, {"workers": 8}, 10_000, steps, CARRIES[0]).fields
         assert fields["weight_decay"] * fields["lr"] * 0.5 * steps == pytest.approx(GENTLE.decay, rel=0.01)
 
 

@@ -20,8 +20,8 @@ from conftest import together
 from scalewise.engine.update.optimizer import ELEMENT_WISE
 from scalewise.errors import RecipeError
 from scalewise.optim import OPTIMIZERS, layerwise, native
-from scalewise.optim.muon import Muon, matrices, orthogonal
-from scalewise.optim.rules import local_rate, local_rates, norm, trust_ratio, trust_ratios
+from scalewise.optim.muon import Muon, orthogonal
+from scalewise.optim.rules import local_rate, local_rates, matrices, norm, trust_ratio, trust_ratios
 from scalewise.recipe import Recipe
 
 JOB = Path(__file__).parent / "jobs" / "fully_shard.py"

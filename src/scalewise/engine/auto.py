@@ -35,7 +35,7 @@ from scalewise.engine.loop import Training
 from scalewise.engine.placement import Placement, available_cores
 from scalewise.engine.processes import signals
 from scalewise.errors import Interrupted, NonFiniteLoss, RecipeError
-from scalewise.optim.muon import matrices
+from scalewise.optim.rules import matrices
 from scalewise.recipe import Derived, Recipe, RecipeMode, Search, Trial, adapts, fitting_lr, resolve
 from scalewise.records import Step
 from scalewise.tasks.task import Task

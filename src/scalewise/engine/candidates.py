@@ -112,7 +112,7 @@ def budget(recipe: Recipe, samples: int, epochs_fixed: bool, carried: float) -> 
     than 40 to 100 steps, unless one worker takes fewer.
 
     >>> budget(Recipe(workers=8, worker_batch=32, epochs=6.0), samples=10_000, epochs_fixed=False, carried=0.3)
-    Budget(steps=236, samples=60416, single_steps=1875)
+    Budget(steps=244, samples=62464, single_steps=1875)
     """
     single = single_steps(recipe, samples)
     factor = 1.0 if epochs_fixed else intensity(carried).times(recipe.workers)

@@ -1,15 +1,18 @@
-"""The layer-wise rules by themselves: how far a layer moves, from the norms of its weights and of its update."""
+"""What optimizers share: layer-wise rates from norms, Adam's kernel, and which parameters are matrices."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
 
 from scalewise.errors import RecipeError
 
@@ -163,3 +166,128 @@ def _sharing(tensor: Tensor) -> list[dist.ProcessGroup]:
     placements = getattr(tensor, "placements", ())
     mesh = getattr(tensor, "device_mesh", None)
     return [mesh.get_group(number) for number, place in enumerate(placements) if mesh and place.is_shard()]
+
+
+RULE = "rule"  # the option of a parameter group that says who updates it
+MATRICES = ("weight", "kernel")  # in the name of a parameter that is one
+
+
+def matrices(model: nn.Module) -> dict[str, int]:
+    """The parameters of a model that map inputs to outputs, and how many matrices each of them stacks.
+
+    Weights and kernels, but not rows to look up or to add. The gates of a recurrent layer are stacked, and so are the
+    queries, keys and values of torch's attention: maps of their own, to be made orthogonal one by one.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2), nn.LSTM(4, 5))
+    >>> model.register_parameter("positions", nn.Parameter(torch.zeros(5, 4)))
+    >>> matrices(model)
+    {'1.weight': 1, '2.weight_ih_l0': 4, '2.weight_hh_l0': 4}
+    """
+    found = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            own = name.rpartition(".")[2]
+            looked_up = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            if parameter.ndim >= 2 and not looked_up and any(word in own for word in MATRICES):
+                found[name] = _stacked(module, own)
+    return found
+
+
+def _stacked(module: nn.Module, name: str) -> int:
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase) and name.startswith(("weight_ih", "weight_hh")):
+        return 4 if isinstance(module, nn.LSTM | nn.LSTMCell) else 3 if isinstance(module, nn.GRU | nn.GRUCell) else 1
+    return 3 if isinstance(module, nn.MultiheadAttention) and name == "in_proj_weight" else 1
+
+
+def matrix_groups(parameters: Iterable[tuple[str, Tensor]], stacked: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Named parameters as groups of a `MatrixOptimizer`: matrices by how many are stacked, and the rest for AdamW."""
+    members: dict[int, list[Tensor]] = {}
+    for name, parameter in parameters:
+        members.setdefault(stacked.get(name, 0), []).append(parameter)
+    rest = {"params": members.pop(0, []), RULE: "adamw"}
+    return [*({"params": found, "stacked": count} for count, found in members.items()), rest]
+
+
+def members(param_group: dict[str, Any], optimizer: str) -> list[tuple[Any, bool]]:
+    """The members of a parameter group, and whether each is a matrix or a kernel; float16 is refused."""
+    given = param_group["params"]
+    found = []
+    for member in [given] if isinstance(given, Tensor) else list(given):
+        tensor = member[1] if isinstance(member, tuple) else member  # as named_parameters() gives them
+        refuse_half(optimizer, tensor)
+        found.append((member, tensor.ndim >= 2))
+    return found
+
+
+class MatrixOptimizer(Optimizer):
+    """One rule for matrices and convolution kernels, AdamW for everything else: what Muon and SOAP share."""
+
+    rule = ""  # its name
+
+    @classmethod
+    def groups(cls, model: nn.Module) -> list[dict[str, Any]]:
+        """The trainable parameters of a model as groups: its matrices for the rule, the rest for AdamW.
+
+        >>> from scalewise.optim import Muon
+        >>> optimizer = Muon(Muon.groups(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))), lr=0.02)
+        >>> [(group["rule"], len(group["params"])) for group in optimizer.param_groups]
+        [('muon', 1), ('adamw', 2)]
+        """
+        trainable = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+        return matrix_groups(trainable, matrices(model))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add the matrices of a group to the rule and the rest to AdamW."""
+        chosen = param_group.get(RULE, self.rule)
+        if chosen not in (self.rule, "adamw"):
+            raise ValueError(
+                f"the rule of a parameter group must be {self.rule} or adamw, got {chosen!r}; leave it out"
+            )
+        parts: dict[str, list[Any]] = {self.rule: [], "adamw": []}
+        for member, is_matrix in members(param_group, type(self).__name__):
+            parts[chosen if is_matrix else "adamw"].append(member)
+        for rule, found in parts.items():
+            if found:
+                decay = {"weight_decay": 0.0} if rule == "adamw" else {}
+                add = inspect.unwrap(Optimizer.add_param_group)  # its decorator imports torch's compiler, 1.1 s
+                add(self, decay | param_group | {"params": found, RULE: rule})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters that have a gradient; `closure` computes the loss and the gradients again."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group[RULE] == "adamw":
+                self._update_others(group, parameters)
+                continue
+            for parameter in parameters:
+                self._update_matrix(group, parameter)
+        return loss
+
+    def _update_matrix(self, group: dict[str, Any], weight: Tensor) -> None:
+        raise NotImplementedError
+
+    def _update_others(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight] = new_moments(weight)
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        states = [self.state[weight] for weight in weights]
+        update_adam(adamw, weights, gradients, states, group["betas"], group["eps"], group["lr"], group["weight_decay"])
+
+
+def whole(tensor: Any) -> Tensor:  # noqa: ANN401  (a DTensor is no Tensor to the type checker)
+    """All of a tensor that is split over processes (FSDP2), alike on every one of them."""
+    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found
+
+
+def part(whole: Tensor, like: Any) -> Tensor:  # noqa: ANN401
+    """What a process holds of a whole tensor that is split as `like` is."""
+    if not hasattr(like, "full_tensor"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
-from scalewise.optim.muon import matrices, members
+from scalewise.optim.rules import matrices, members
 
 
 def share_of_newest(lr: float, largest_lr: float, weight_sum: float) -> tuple[float, float, float]:

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from scalewise.errors import RecipeError
-from scalewise.optim.muon import MatrixOptimizer, part, whole
-from scalewise.optim.rules import new_moments
+from scalewise.optim.rules import MatrixOptimizer, new_moments, part, whole
 
 SIDES = {"left": 0, "right": 1}  # of a matrix: its outputs and its inputs
 ROUND_OFF = 100  # ulps of the largest √v̂, below which what a turned gradient has is round-off, and no reason to move

@@ -29,8 +29,7 @@ from scalewise.engine.data.samples import Samples
 from scalewise.engine.parallel.model import PlacedModel
 from scalewise.engine.parallel.workers import StepNumbers, WorkerStep
 from scalewise.engine.placement import Placement, loader_processes
-from scalewise.engine.processes.team import Gathered, Team
-from scalewise.engine.sums.flat import clip_coefficient
+from scalewise.engine.processes.team import Team
 from scalewise.engine.update.optimizer import FlatOptimizer, Reader, StateEntry
 from scalewise.recipe import Recipe
 from scalewise.schedules import Cuts
@@ -80,25 +79,11 @@ class Strategy:
         """
         raise NotImplementedError
 
-    def _numbers(self, table: Tensor | Gathered, names: list[str], measures: bool) -> StepNumbers:
-        """A step's numbers, with the norm of its mean gradient where that is wanted."""
-        measured = measures or self._setup.recipe.clip_norm is not None
-        return StepNumbers(table, names, self._clipped() if measured else None)
-
-    def _clipped(self) -> Tensor:
-        """The squared norm of the mean gradient before clipping; then it is clipped."""
-        square = self._squared_norm()
-        if self._setup.recipe.clip_norm is not None:
-            coefficient = clip_coefficient(self._setup.recipe.clip_norm, square)
-            for part in self._mean_gradient():
-                part.mul_(coefficient.to(part.dtype))
-        return square
-
-    def _squared_norm(self) -> Tensor:
+    def squared_norm(self) -> Tensor:
         """Of the mean gradient."""
         raise NotImplementedError
 
-    def _mean_gradient(self) -> list[Tensor]:
+    def mean_gradient(self) -> list[Tensor]:
         """What this process holds of it."""
         raise NotImplementedError
 

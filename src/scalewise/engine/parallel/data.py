@@ -22,6 +22,7 @@ from scalewise.engine.parallel.workers import (
     WorkerStep,
     numbers_tensor,
     pack,
+    step_numbers,
 )
 from scalewise.engine.processes.team import Gathered, Team
 from scalewise.engine.sums import reductions
@@ -50,10 +51,12 @@ class FlatStrategy(Strategy):
         source = self._weights if self._reduction.spreads else self._reduction.sum
         self._new_averages = self._layout.views(source)[len(parameters) :]
 
-    def _squared_norm(self) -> Tensor:
+    def squared_norm(self) -> Tensor:
+        """Of the mean gradient, from the chunks of its grid."""
         return self._reduction.squared_norm()
 
-    def _mean_gradient(self) -> list[Tensor]:
+    def mean_gradient(self) -> list[Tensor]:
+        """The parts that this process owns."""
         last = self._layout.parameters_stop
         return [self._reduction.sum[start : min(stop, last)] for start, stop in self._reduction.owned]
 
@@ -178,7 +181,7 @@ class DataParallel(FlatStrategy):
         self._reduction.finish(scaling(recipe.workers, self._layout, factor))
         if isinstance(table, Gathered):
             table.arrive()  # so that whoever has updated its weights also has the numbers of that step
-        return self._numbers(table, [*found[0].metrics], measures)
+        return step_numbers(self, self._setup.recipe.clip_norm, measures, table, [*found[0].metrics])
 
     def worker_steps(self, step: int) -> Iterator[WorkerStep]:
         """Compute this process's workers' gradients again, at the present weights; nothing else changes."""

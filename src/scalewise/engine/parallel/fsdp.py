@@ -25,7 +25,16 @@ from torch.distributed.tensor import DTensor
 
 from scalewise.engine.parallel import HeldBytes, Setup
 from scalewise.engine.parallel.split import SplitStrategy, first_line
-from scalewise.engine.parallel.workers import WEIGHT, Buffers, StepNumbers, WorkerNumbers, Workers, pack, square_of
+from scalewise.engine.parallel.workers import (
+    WEIGHT,
+    Buffers,
+    StepNumbers,
+    WorkerNumbers,
+    Workers,
+    pack,
+    square_of,
+    step_numbers,
+)
 from scalewise.engine.sums import reductions
 from scalewise.engine.sums.flat import (
     FlatLayout,
@@ -135,7 +144,7 @@ class FullyShardedParallel(SplitStrategy):
                 self._reduction.launch(bucket)
             self._reduction.finish(scaling(recipe.workers, self._layout, 1.0))
         self._sum.mul_(mean_factor(recipe.worker_batch, self._setup.cuts.samples(step), weights))
-        return self._numbers(gathered, [*found[0].metrics], measures)
+        return step_numbers(self, self._setup.recipe.clip_norm, measures, gathered, [*found[0].metrics])
 
     def _worker(self, step: int, worker: int, measures: bool) -> WorkerNumbers:
         """One worker's passes; its gradient goes where it is summed."""
@@ -155,10 +164,11 @@ class FullyShardedParallel(SplitStrategy):
                 found.append(numbers)
         return functools.reduce(operator.add, found)
 
-    def _mean_gradient(self) -> list[Tensor]:
+    def mean_gradient(self) -> list[Tensor]:
+        """This process's shards."""
         return [self._sum]
 
-    def _squared_norm(self) -> Tensor:
+    def squared_norm(self) -> Tensor:
         """On the chunk grid where it enters the update; else from the shards, for which less is exchanged."""
         if self._setup.recipe.clip_norm is not None or self._setup.recipe.lr_rule == "adascale":
             (norms,) = self._chunk_norms([[stretch.place(self._sum) for stretch in self._stretches]])

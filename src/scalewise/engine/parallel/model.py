@@ -20,7 +20,7 @@ from scalewise.engine.sums.flat import is_dense
 from scalewise.errors import RecipeError, TaskError
 from scalewise.nn import to_ghost_batch_norm
 from scalewise.nn.batch_norm import _GlobalBatchNorm, to_global_batch_norm
-from scalewise.optim.muon import matrices
+from scalewise.optim.rules import matrices
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Task
 

@@ -21,7 +21,7 @@ from scalewise.engine.data.feed import Feed
 from scalewise.engine.parallel import Setup, Strategy
 from scalewise.engine.parallel.data import FlatStrategy
 from scalewise.engine.parallel.model import PlacedModel
-from scalewise.engine.parallel.workers import WEIGHT, StepNumbers, WorkerNumbers, precision
+from scalewise.engine.parallel.workers import WEIGHT, StepNumbers, WorkerNumbers, precision, step_numbers
 from scalewise.engine.processes.team import Team
 from scalewise.engine.sums.flat import (
     FlatLayout,
@@ -117,9 +117,9 @@ class LocalStrategy(SplitStrategy, FlatStrategy):
         weights = None if self._setup.task.weight_is_samples else table[:, WEIGHT]
         factor = mean_factor(recipe.worker_batch, self._setup.cuts.samples(step), weights)
         self._reduction.finish(scaling(recipe.workers, self._layout, factor))
-        return self._numbers(table, names, measures)
+        return step_numbers(self, self._setup.recipe.clip_norm, measures, table, names)
 
-    def _squared_norm(self) -> Tensor:
+    def squared_norm(self) -> Tensor:
         """Of the whole model's mean gradient, from the chunks of its grid."""
         (norms,) = self._norms([[part.place(self._reduction.sum) for part in self._parts]])
         return sum_of_squares(norms)

@@ -100,7 +100,7 @@ class TensorParallel(LocalStrategy):
         numbers[:, SIGNAL] = processes[:, :, SIGNAL].amax(0)
         return numbers
 
-    def _squared_norm(self) -> Tensor:
+    def squared_norm(self) -> Tensor:
         """From each process's parts of the mean gradient, and from the first one's of what all have."""
         gradients = self._layout.views(self._reduction.sum)[: len(self._held)]
         mine = [gradient for gradient, counts in zip(gradients, self._counts_here, strict=True) if counts]

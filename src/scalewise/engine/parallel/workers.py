@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from scalewise.engine.data import streams
 from scalewise.engine.data.feed import Feed
 from scalewise.engine.processes.team import Gathered
-from scalewise.engine.sums.flat import sum_of_squares
+from scalewise.engine.sums.flat import clip_coefficient, sum_of_squares
 from scalewise.errors import TaskError
 from scalewise.recipe import Recipe
 from scalewise.tasks.task import Batch, Loss, MeanLoss, Number
@@ -102,6 +102,30 @@ class StepNumbers:
         """Whether the mean gradient is not finite, where that is known without waiting: on a CPU, if measured."""
         square = self.squared_norm
         return square is not None and square.is_cpu and not math.isfinite(square)
+
+
+class Gradient(Protocol):
+    """The mean gradient of a step; a strategy has it."""
+
+    def squared_norm(self) -> Tensor:
+        """The same on every process."""
+
+    def mean_gradient(self) -> list[Tensor]:
+        """What this process holds of it."""
+
+
+def step_numbers(
+    gradient: Gradient, clip_norm: float | None, measures: bool, table: Tensor | Gathered, names: Sequence[str]
+) -> StepNumbers:
+    """A step's numbers, with the squared norm of its mean gradient where that is wanted; then it is clipped."""
+    if not measures and clip_norm is None:
+        return StepNumbers(table, names, None)
+    square = gradient.squared_norm()
+    if clip_norm is not None:
+        coefficient = clip_coefficient(clip_norm, square)
+        for part in gradient.mean_gradient():
+            part.mul_(coefficient.to(part.dtype))
+    return StepNumbers(table, names, square)
 
 
 @dataclass(frozen=True)

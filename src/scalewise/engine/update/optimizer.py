@@ -26,8 +26,7 @@ from scalewise.engine.sums.flat import FlatLayout, Piece, Stretch, in_memory_ord
 from scalewise.engine.sums.grid import Complete
 from scalewise.engine.update.layerwise import LAYER_WISE, LayerWiseRule
 from scalewise.optim import OPTIMIZERS
-from scalewise.optim.muon import matrix_groups
-from scalewise.optim.rules import new_moments, update_adam
+from scalewise.optim.rules import matrix_groups, new_moments, update_adam
 from scalewise.optim.schedule_free import direction, mean, move, share_of_newest
 from scalewise.optim.soap import SIDES
 from scalewise.recipe import OptimizerName, Recipe

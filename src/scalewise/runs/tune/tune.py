@@ -29,7 +29,7 @@ from scalewise.engine.placement import DeviceName, available_cores, slots
 from scalewise.engine.processes.failures import translating
 from scalewise.engine.processes.signals import Stop
 from scalewise.errors import Failed, TargetMissed, UsageError
-from scalewise.optim.muon import matrices
+from scalewise.optim.rules import matrices
 from scalewise.recipe import Recipe, fitting_lr
 from scalewise.records import finite, save_document, write_atomically
 from scalewise.runs.compare.comparison import Metric
