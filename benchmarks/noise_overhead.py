@@ -77,7 +77,7 @@ class Engine:
 
     def time(self, inside: Stopwatch) -> None:
         self._strategy.workers._square_norm = inside.timed(self._strategy.workers._square_norm)
-        self._strategy._clipped = inside.timed(self._strategy._clipped)  # the mean's norm; nothing is clipped here
+        self._strategy.squared_norm = inside.timed(self._strategy.squared_norm)
         self._training.noise.observe = inside.timed(self._training.noise.observe)  # type: ignore[method-assign]
 
 

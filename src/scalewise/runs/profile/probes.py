@@ -82,7 +82,7 @@ class Probes:
             (strategy._fold, "put_one", Label("sum")),
             (strategy, "_reduced", Label("return")),
             (reduction, "finish", Label("sum")),
-            (strategy, "_clipped", Label("norms")),
+            (strategy, "squared_norm", Label("norms")),
             (training.pace, "advance", Label("optimizer")),
             (strategy._optimizer, "step", Label("optimizer")),
             (strategy, "update", Label("update")),
