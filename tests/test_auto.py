@@ -14,7 +14,18 @@ from torch.nn import functional as F
 
 import scalewise as sw
 from scalewise.engine.auto import MOST_TRIAL_STEPS, Auto, _rank, _trial_steps, carried, complete
-from scalewise.engine.candidates import BOLD, CARRIES, GENTLE, budget, candidate, intensity
+from scalewise.engine.candidates import (
+    BOLD,
+    CARRIES,
+    GENTLE,
+    MUON_LADDER,
+    UNKNOWN,
+    Found,
+    best_rate,
+    budget,
+    candidate,
+    intensity,
+)
 from scalewise.engine.placement import Placement
 from scalewise.recipe import Recipe, Search, Trial, adapts, resolve
 from scalewise.records import Epoch
@@ -23,7 +34,7 @@ from scalewise.runs.run import Course
 from scalewise.runs.train import Request, _RaceFile
 
 PILOT = Search(noise_scale=128.0, steps=16, samples=4096, seconds=1.0)
-NO_RACE, RACE = Auto(search=0), Auto(search=0.03)
+NO_RACE, RACE = Auto(search=0), Auto(search=0.04)
 TASK = """
 import torch
 from torch import nn
@@ -44,7 +55,7 @@ def task(samples: int = 6000, lr: float = 0.01, optimizer: str = "momentum") -> 
 
 @pytest.fixture
 def race_task(tmp_path):
-    """A task whose single worker takes 1,125 steps: enough for a race of three trials."""
+    """A task whose single worker takes 1,125 steps: enough for a race of four trials."""
     (tmp_path / "mine.py").write_text(TASK)
     return "mine.py"
 
@@ -149,11 +160,12 @@ def test_the_race_is_the_default_and_reaches_one_workers_accuracy_in_a_fifth_of_
     assert result["optimizer"] == "muon"
     stored = json.loads((tmp_path / "run-1" / "recipe.json").read_text())
     trials = stored["search"]["trials"]
-    assert [trial["name"] for trial in trials] == ["muon", "momentum", "muon"]
-    assert trials[2]["steps"] == 2 * trials[0]["steps"] == 2 * trials[1]["steps"]
-    assert sum(trial["steps"] for trial in trials) == result["search"]["steps"] <= 0.03 * single["steps"]
+    assert [trial["name"] for trial in trials] == ["muon", "muon", "muon", "momentum"]
+    assert [trial["steps"] for trial in trials] == [20, 10, 10, 10]
+    assert [trial["halfway"] is None for trial in trials] == [False, True, True, True]
+    assert sum(trial["steps"] for trial in trials) == result["search"]["steps"] <= 0.05 * single["steps"]
     assert stored["recipe"]["optimizer"] == "muon"
-    assert "held-out loss" in runs[1].stderr
+    assert "race  loss on held-out data after 10 steps" in runs[1].stderr
     price = next(value for value in result["derived"] if value["field"] == "samples")
     assert price["value"] == result["samples"]
     assert not [*tmp_path.glob("*.race.json")]
@@ -191,41 +203,69 @@ def test_what_would_be_memorized_is_trained_gently():
 
     clean, search = found(0.0)
     noisy, noisy_search = found(0.5)
-    assert carried(search.trials[0], search.trials[-1]) > 0.5 > carried(noisy_search.trials[0], noisy_search.trials[-1])
+    assert carried(search.trials[0]) > 0.5 > carried(noisy_search.trials[0])
     assert clean.epochs > noisy.epochs
-    assert noisy.lr < clean.lr
     assert noisy.weight_decay * noisy.lr * noisy.total_steps(3000) > clean.weight_decay * clean.lr * clean.total_steps(
         3000
     )
 
 
 def test_what_carries_over_is_the_fall_on_held_out_data_by_that_on_training_data():
-    def trial(train, held_out):
-        return Trial("muon", 0.1, 8, 1000, 1.0, held_out, train)
+    def longer(train, held_out):
+        return Trial("muon", 0.1, 8, 1000, 1.0, held_out, train, halfway=(1.1, 1.0))
 
-    assert carried(trial(1.0, 1.1), trial(0.5, 0.9)) == pytest.approx(0.4)
-    assert carried(trial(1.0, 1.1), trial(0.5, 1.2)) == pytest.approx(-0.2)
-    assert carried(trial(1.0, 1.1), trial(1.0, 1.1)) == carried(trial(1.0, 1.1), trial(1.2, 1.4)) == 1.0
+    assert carried(longer(0.5, 0.9)) == pytest.approx(0.4)
+    assert carried(longer(0.5, 1.2)) == pytest.approx(-0.2)
+    assert carried(longer(1.0, 1.1)) == carried(longer(1.2, 1.4)) == 1.0
+    assert carried(longer(None, None)) == UNKNOWN
+
+
+def test_the_best_rate_is_that_of_a_parabola_within_reach_of_what_was_tried():
+    def losses(best):
+        return {rate: 1 + math.log2(rate / best) ** 2 for rate in MUON_LADDER[:3]}
+
+    for best in (0.022, 0.03, 0.045, 0.1, 0.16):
+        assert best_rate(losses(best)) == pytest.approx(best)
+    assert best_rate(losses(10.0)) == pytest.approx(0.06 * 2**1.5)
+    assert best_rate(losses(1e-4)) == pytest.approx(0.06 / 2**1.5)
+    assert best_rate({0.03: 1.0, 0.06: 0.9, 0.12: 0.7}) == 0.12  # no valley in sight
+    assert best_rate({0.06: math.inf, 0.12: math.inf, 0.03: 2.0}) == 0.03
+
+
+def test_the_race_goes_to_the_side_of_the_better_rate(monkeypatch):
+    task = sw.load_task("mlp")
+
+    def tried(best):
+        def run(self, name, steps, rate=None):
+            loss = 1 + abs(math.log2((rate or 0.4) / best))
+            return Trial(name, rate or 0.4, steps, 100, 0.1, loss, loss, (loss, loss) if steps > self.steps else None)
+
+        monkeypatch.setattr("scalewise.engine.auto._Race.run", run)
+        recipe, _, search = complete(task, task.recipe, {"workers": 8, "epochs": 40.0}, "auto", Placement("cpu"), RACE)
+        return [trial.lr for trial in search.trials if trial.name == "muon"], recipe.lr
+
+    slow, slow_rate = tried(0.03)
+    fast, fast_rate = tried(0.2)
+    assert (slow, fast) == ([0.06, 0.12, 0.03], [0.06, 0.12, 0.24])
+    assert slow_rate < fast_rate
 
 
 def test_intensity_goes_from_gentle_to_bold():
     low, high = CARRIES
     found = [intensity(share) for share in (-1.0, low, 0.4, 0.6, high, 2.0)]
     assert (found[0], found[1], found[-2], found[-1]) == (GENTLE, GENTLE, BOLD, BOLD)
-    for name, rises in (("rate", True), ("decay", False)):
-        values = [getattr(one, name) for one in found]
-        assert values == sorted(values, reverse=not rises)
+    assert [one.decay for one in found] == sorted((one.decay for one in found), reverse=True)
     for workers in (8, 32, 128):
         assert [one.times(workers) for one in found] == sorted(one.times(workers) for one in found)
 
 
-@pytest.mark.parametrize("flags", [["--search", "0.05"], ["--search", "0.06", "--candidates", "own,lamb,adamw"]])
+@pytest.mark.parametrize("flags", [["--search", "0.06"], ["--search", "0.06", "--candidates", "own,lamb,adamw"]])
 def test_what_the_race_chooses_among_can_be_set(scalewise, race_task, flags):
     assert scalewise("train", race_task, "--workers", 8, *flags, "--epochs", 2, "--processes", 1, "--json").code == 0
 
 
 def test_given_fields_win(scalewise, race_task):
-    flags = ["--workers", 8, "--processes", 1, "--epochs", 2, "--search", 0.05, "--json", "--quiet"]
+    flags = ["--workers", 8, "--processes", 1, "--epochs", 2, "--search", 0.06, "--json", "--quiet"]
     adam = scalewise("train", race_task, *flags, "--optimizer", "adam").json
     assert (adam["optimizer"], adam["derived"][1]["value"]) == ("adam", "adascale")
     rate = scalewise("train", race_task, *flags, "--lr", "0.02").json
@@ -239,23 +279,23 @@ def test_a_stopped_race_continues_with_what_it_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(TASK)
     task, recipe = sw.load_task("mine.py"), sw.Recipe(workers=8)
-    whole = sw.fit(task, recipe, folder="whole", search=0.03)
+    whole = sw.fit(task, recipe, folder="whole", search=0.04)
     import scalewise.engine.auto as auto
 
     run, ran = auto._Race.run, []
 
-    def stops_after_one(self, name, steps):
+    def stops_after_one(self, name, steps, rate=None):
         ran.append(name)
         if len(ran) == 2:
             raise KeyboardInterrupt
-        return run(self, name, steps)
+        return run(self, name, steps, rate)
 
     monkeypatch.setattr(auto._Race, "run", stops_after_one)
     with pytest.raises(KeyboardInterrupt):
-        sw.fit(task, recipe, folder="stopped", search=0.03)
+        sw.fit(task, recipe, folder="stopped", search=0.04)
     assert (tmp_path / "stopped.race.json").is_file()
-    resumed = sw.fit(task, recipe, folder="stopped", search=0.03)
-    assert len(ran) == 4  # the first trial was not run again
+    resumed = sw.fit(task, recipe, folder="stopped", search=0.04)
+    assert len(ran) == 5  # the first trial was not run again
     assert resumed.weights_sha256 == whole.weights_sha256
     assert not (tmp_path / "stopped.race.json").exists()
 
@@ -301,8 +341,8 @@ def test_the_budget_grows_slower_than_the_workers():
         found = [budget(single.replace(workers=n), 10_000, False, carried) for n in (2, 8, 32)]
         return [round(one.single_steps / one.steps, 1) for one in found]
 
-    assert times_fewer(CARRIES[0]) == [2.0, 8.0, 21.3]
-    assert times_fewer(1.0) == [2.0, 6.4, 10.6]
+    assert times_fewer(CARRIES[0]) == [2.0, 8.0, 22.0]
+    assert times_fewer(1.0) == [2.0, 6.7, 11.9]
     assert budget(single.replace(workers=1000), 10_000, False, CARRIES[0]).steps == 40
     assert budget(single.replace(workers=1000), 10_000, False, 1.0).steps == 100
     assert budget(single.replace(workers=8), 10_000, True, 0.3).steps == 391
@@ -316,14 +356,15 @@ def test_a_trial_has_no_weight_decay_so_that_it_shows_what_is_memorized():
 
 def test_muon_is_chosen_unless_another_is_far_ahead_in_a_short_trial():
     trials = [Trial(name, 0.1, 8, 1000, 1.0, loss, loss) for name, loss in (("muon", 0.5), ("adam", 0.2), ("sgd", 0.1))]
-    assert [trial.name for trial in sorted(trials, key=_rank)] == ["sgd", "muon", "adam"]
-    assert _rank(Trial("muon", 0.1, 8, 1000, 1.0, None, None)) == math.inf
+    assert [trial.name for trial in sorted(trials, key=lambda one: _rank(one, 8))] == ["sgd", "muon", "adam"]
+    assert _rank(Trial("muon", 0.1, 8, 1000, 1.0, None, None), 8) == math.inf
+    assert _rank(Trial("adam", 0.1, 16, 1000, 1.0, None, None, halfway=(0.4, 0.3)), 8) == 0.4
 
 
 def test_muons_weight_decay_sums_to_the_same_over_any_training():
     for steps in (50, 2000):
         base = Recipe(worker_batch=32, optimizer="adam", lr=0.002)
-        fields = candidate("muon", base, {"workers": 8}, 10_000, steps, CARRIES[0]).fields
+        fields = candidate("muon", base, {"workers": 8}, 10_000, steps, Found(CARRIES[0])).fields
         assert fields["weight_decay"] * fields["lr"] * 0.5 * steps == pytest.approx(GENTLE.decay, rel=0.01)
 
 
@@ -376,9 +417,11 @@ def test_an_error_in_the_pilot_is_said_like_any_other(scalewise, tmp_path):
 
 
 def test_a_trial_is_short_however_long_the_training():
-    assert _trial_steps(3, 100_000_000, RACE) == MOST_TRIAL_STEPS
-    assert _trial_steps(2, 449, Auto()) == 8
-    assert _trial_steps(2, 300, Auto()) == 0  # a tenth of one worker's steps would not suffice
+    names = ["muon", "adam"]
+    assert _trial_steps(names, {}, 100_000_000, RACE) == MOST_TRIAL_STEPS
+    assert [_trial_steps(names, {}, single, Auto()) for single in (2500, 1000, 449)] == [15, 10, 8]
+    assert _trial_steps(names, {}, 390, Auto()) == 0  # a tenth of one worker's steps would not suffice
+    assert _trial_steps(names, {"lr": 0.1}, 2500, Auto()) == 25  # one rate instead of three
 
 
 def test_a_run_that_does_worse_than_its_trials_says_so():
@@ -420,14 +463,14 @@ def test_the_same_call_resumes_a_raced_run_to_its_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(TASK)
     task, recipe = sw.load_task("mine.py"), sw.Recipe(workers=8, epochs=2.0)
-    whole = sw.fit(task, recipe, folder="whole", search=0.05)
+    whole = sw.fit(task, recipe, folder="whole", search=0.06)
 
     def breaks_off(record):
         if record.step == 40:
             raise RuntimeError("broken off")
 
     with pytest.raises(Exception, match="broken off"):
-        sw.fit(task, recipe, folder="part", search=0.05, checkpoint_steps=10, on_record=breaks_off)
+        sw.fit(task, recipe, folder="part", search=0.06, checkpoint_steps=10, on_record=breaks_off)
     resumed = sw.fit(task, recipe, folder="part", resume="auto", notify=lambda line: None)
     assert (resumed.steps, resumed.weights_sha256) == (whole.steps, whole.weights_sha256)
 
@@ -467,5 +510,5 @@ def test_a_race_that_nobody_finishes_is_counted_all_the_same():
     broken = dataclasses.replace(task, model=lambda: NothingToEvaluate(nn.Linear(20, 5)))
     recipe, _, search = complete(broken, broken.recipe, {"workers": 8}, "auto", Placement("cpu"))
     assert recipe.lr_rule == "adascale"
-    assert len(search.trials) == 2
+    assert len(search.trials) == 4
     assert search.steps > sum(trial.steps for trial in search.trials) > 0

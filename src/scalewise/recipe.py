@@ -267,6 +267,7 @@ class Trial:
     seconds: float
     loss: float | None  # on held-out data; None where it diverged
     train_loss: float | None = None  # on what it trained on, at the end
+    halfway: tuple[float, float] | None = None  # both losses after half of the steps, of a trial of twice the steps
 
 
 @dataclass(frozen=True)

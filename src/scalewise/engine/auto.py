@@ -1,10 +1,10 @@
 """The recipe of a run: what was given, and what auto derives before step 0.
 
-With several workers auto races optimizers (candidates.py): each trains for a few steps on a part of the data, and the
-lowest loss on held-out data wins. The winner is tried for twice as long: the share of what it then learns that carries
-over to held-out data says how hard and how long the run may train. Without a race auto measures the noise scale in a
-short pilot and follows it with AdaScale. All of it depends on task, recipe and seed alone, never on timing, so every
-process and every machine of one kind derives the same.
+With several workers auto races optimizers (candidates.py): each trains for a few steps on a part of the data, Muon at
+three rates, and the lowest loss on held-out data wins. One trial is twice as long: the share of what it then learns
+that carries over to held-out data says how hard and how long the run may train. Without a race auto measures the noise
+scale in a short pilot and follows it with AdaScale. All of it depends on task, recipe and seed alone, never on timing,
+so every process and every machine of one kind derives the same.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from torch import nn
 from scalewise.engine.candidates import (
     DEFAULT_CANDIDATES,
     MOST_WORKERS,
+    MUON_LADDER,
+    UNKNOWN,
     WARMUP_SHARE,
     Budget,
     Candidate,
+    Found,
+    best_rate,
     budget,
     candidate,
     candidate_names,
@@ -43,7 +47,7 @@ from scalewise.tasks.task import Task
 LEAST_STEPS, MOST_STEPS = 16, 60  # of the pilot
 PILOT_SHARE = 0.1  # of the single-worker budget, between those
 SEARCH_SHARE, MOST_SEARCH_SHARE = 0.03, 0.1  # of one worker's steps: the race by default, and at most
-LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS = 8, 100
+LEAST_TRIAL_STEPS, USUAL_TRIAL_STEPS, MOST_TRIAL_STEPS = 8, 10, 100
 TRIAL_PASSES = 4  # of the longer trial over its part of the data: enough to memorize what does not carry over
 LEAST_HELD_OUT = 1000  # samples to judge by, where there are that many
 MUON_HANDICAP = 3.0  # short trials favour large rates: an optimizer with a third of Muon's loss was behind in the end
@@ -118,15 +122,15 @@ def complete(
     judged = samples > 1 or task.validation is not None
     races = how.search != 0 and judged and _races(task, given, placement, names)
     spent = Search(0, 0, 0.0)
-    if races and (steps := _trial_steps(len(names), single_steps(wanted, samples), how)):
+    if races and (steps := _trial_steps(names, given, single_steps(wanted, samples), how)):
         race = _Race(task, base, given, placement, samples, steps, processes, on_trial)
         found = race.winner(names, known.trials if known else ())
         spent = race.search(wanted.epochs)
         if found is not None:
-            name, carried = found
-            total = budget(wanted, samples, how.epochs_fixed, carried)
-            chosen = candidate(name, base, given, samples, total.steps, carried)
-            return *_applied(base, given, chosen, total, _verdict(spent.trials, name)), spent
+            name, measured = found
+            total = budget(wanted, samples, how.epochs_fixed, measured.carried)
+            chosen = candidate(name, base, given, samples, total.steps, measured)
+            return *_applied(base, given, chosen, total, _verdict(spent.trials, name, steps)), spent
         known = None
     pilot = None if how.epochs_fixed else known or measure(task, wanted, samples, placement, hold_out)
     if pilot is not None and spent.trials:  # all candidates diverged
@@ -151,15 +155,15 @@ def _races(task: Task, given: dict[str, Any], placement: Placement, names: Seque
     return isinstance(model, nn.Module) and bool(matrices(model))
 
 
-def _trial_steps(count: int, single: int, how: Auto) -> int:
+def _trial_steps(names: Sequence[str], given: dict[str, Any], single: int, how: Auto) -> int:
     """Steps of a short trial; 0 where one worker takes too few steps for a race that nobody asked for.
 
-    Each candidate has a short trial, the best one another of twice the steps.
+    Each candidate has one, Muon three, unless its rate is given; one trial is of twice the steps.
     """
-    parts = count + 2
+    parts = len(names) + (1 if "muon" in names else 2) + (2 if "muon" in names and "lr" not in given else 0)
     steps = int((how.search or SEARCH_SHARE) * single) // parts
-    if how.search is None and steps < LEAST_TRIAL_STEPS <= MOST_SEARCH_SHARE * single / parts:
-        steps = LEAST_TRIAL_STEPS
+    if how.search is None:
+        steps = max(steps, min(USUAL_TRIAL_STEPS, int(MOST_SEARCH_SHARE * single) // parts))
     if steps < LEAST_TRIAL_STEPS and how.search is not None:
         least = math.ceil(parts * LEAST_TRIAL_STEPS / single * 1000) / 1000
         advice = f"raise it to {least:g}, or use --search 0" if least <= 1 else "use --search 0"
@@ -170,20 +174,30 @@ def _trial_steps(count: int, single: int, how: Auto) -> int:
     return min(steps, MOST_TRIAL_STEPS) if steps >= LEAST_TRIAL_STEPS else 0
 
 
-def _rank(trial: Trial) -> float:
-    if trial.loss is None:
-        return math.inf
-    return trial.loss / MUON_HANDICAP if trial.name == "muon" and trial.loss > 0 else trial.loss
+def _loss(trial: Trial, steps: int) -> float:
+    """On held-out data after so many steps; infinite where it diverged before."""
+    if trial.halfway is not None and trial.steps > steps:
+        return trial.halfway[0]
+    return math.inf if trial.loss is None else trial.loss
 
 
-def _verdict(trials: Sequence[Trial], name: str) -> str:
-    mine = next(trial for trial in trials if trial.name == name)
-    others = [trial for trial in trials if trial.name != name]
-    text = f"held-out loss {mine.loss:.4g} after {mine.steps} steps"
-    if not others:
+def _rank(trial: Trial, steps: int) -> float:
+    loss = _loss(trial, steps)
+    return loss / MUON_HANDICAP if trial.name == "muon" and loss > 0 else loss
+
+
+def _verdict(trials: Sequence[Trial], name: str, steps: int) -> str:
+    """How the winner of a race did, and the next one."""
+
+    def ranked(mine: bool) -> list[Trial]:
+        return sorted((one for one in trials if (one.name == name) == mine), key=lambda one: _rank(one, steps))
+
+    text = f"held-out loss {_loss(ranked(True)[0], steps):.4g} after {steps} steps"
+    if not ranked(False):
         return text
-    best = min(others, key=_rank)
-    return f"{text}; next {best.name}: {'diverged' if best.loss is None else f'{best.loss:.4g}'}"
+    best = ranked(False)[0]
+    loss = _loss(best, steps)
+    return f"{text}; next {best.name}: {f'{loss:.4g}' if math.isfinite(loss) else 'diverged'}"
 
 
 def _applied(
@@ -213,29 +227,51 @@ class _Race:
     processes: int
     on_trial: OnTrial
     trials: list[Trial] = field(default_factory=list)
+    _known: list[Trial] = field(default_factory=list)
 
-    def winner(self, names: Sequence[str], known: Sequence[Trial]) -> tuple[str, float] | None:
-        """The best candidate, and how much of what it learns carries over; None where all diverge.
+    def winner(self, names: Sequence[str], known: Sequence[Trial]) -> tuple[str, Found] | None:
+        """The best candidate, and what the trials have measured; None where all diverge.
 
         Arguments:
             names: of the candidates.
             known: trials of a race that was stopped, which are not run again.
         """
-        older = any(trial.train_loss is None and trial.loss is not None for trial in known)  # than this way to race
-        ready = [] if older else [*known]
-        short = {name: self._next(ready, name, self.steps) for name in names}
-        for name in sorted(names, key=lambda name: _rank(short[name])):
-            if short[name].loss is None:
-                return None
-            longer = self._next(ready, name, 2 * self.steps)
-            if longer.loss is not None:
-                return name, carried(short[name], longer)
+        self._known = [*known]
+        rate = self._muon() if "muon" in names else None
+        for name in names:
+            if name != "muon":
+                self._next(name, self.steps)
+        for trial in sorted(self.trials, key=lambda one: _rank(one, self.steps)):
+            if not math.isfinite(_rank(trial, self.steps)):
+                break
+            if "muon" not in names:
+                self._next(trial.name, 2 * self.steps)
+            longer = [one for one in self.trials if one.halfway is not None]
+            return trial.name, Found(carried(longer[-1]) if longer else UNKNOWN, rate, self.steps)
         return None
 
-    def _next(self, ready: list[Trial], name: str, steps: int) -> Trial:
-        if ready and (ready[0].name != name or ready[0].steps > steps):
-            ready.clear()  # of another race
-        trial = ready.pop(0) if ready else self.run(name, steps)
+    def _muon(self) -> float | None:
+        """Try rates: one of the ladder for twice the steps, the next one up, and one more on the better side.
+
+        The best one; None where it is given.
+        """
+        if "lr" in self.given:
+            self._next("muon", 2 * self.steps)
+            return None
+        lowest, low, high, highest = MUON_LADDER
+        losses = {
+            low: _loss(self._next("muon", 2 * self.steps, low), self.steps),
+            high: _loss(self._next("muon", self.steps, high), self.steps),
+        }
+        last = highest if losses[high] < losses[low] else lowest
+        losses[last] = _loss(self._next("muon", self.steps, last), self.steps)
+        return best_rate(losses)
+
+    def _next(self, name: str, steps: int, rate: float | None = None) -> Trial:
+        """Run a trial, or take the next one that is known."""
+        if self._known and (self._known[0].name != name or self._known[0].steps > steps):
+            self._known.clear()  # of another race
+        trial = self._known.pop(0) if self._known else self.run(name, steps, rate)
         self.trials.append(trial)
         self.on_trial(trial)
         return trial
@@ -250,62 +286,75 @@ class _Race:
             epochs=epochs,
         )
 
-    def run(self, name: str, steps: int) -> Trial:
-        """Train a candidate over a shortened course, and look at its losses once, at its end."""
+    def run(self, name: str, steps: int, rate: float | None = None) -> Trial:
+        """Train a candidate for some steps at a constant rate, and look at its losses at the end.
+
+        Arguments:
+            name: of the candidate.
+            steps: those of the race, or twice as many: then it also looks at its losses halfway.
+            rate: instead of the candidate's own.
+        """
         wanted = self.base.replace(**self.given)
         given = {**self.given, "workers": min(wanted.workers, MOST_WORKERS)}
-        fields = candidate(name, self.base, given, self.samples, steps).fields
+        fields = {**candidate(name, self.base, given, self.samples, steps).fields}
+        if rate is not None:
+            fields["lr"] = rate
         recipe = self.base.replace(**fields).replace(**given)
         part = max(1, min(2 * self.steps * recipe.global_batch // TRIAL_PASSES, self._most_samples()))
         rising = self.given["warmup_epochs"] / wanted.epochs if "warmup_epochs" in self.given else WARMUP_SHARE
-        course = {"steps": steps, "warmup_epochs": rising * steps * recipe.global_batch / part}
-        trial = recipe.replace(**course, patience=None, target=None, threads=recipe.threads or 1)
+        course = {"steps": steps, "warmup_epochs": rising * self.steps * recipe.global_batch / part}
+        trial = recipe.replace(**course, schedule="constant", patience=None, target=None, threads=recipe.threads or 1)
         stop, alone = signals.Stop(), not 1 < self.processes <= recipe.workers
         training = Training(self.task, trial, self.placement, hold_out=True, alone=alone, most_samples=part)
         with training, stop.of(training), signals.stopping(stop.ask):
-            seconds, loss, train_loss = _train(training, steps)
+            looks = [self.steps, steps] if steps > self.steps else [steps]
+            seconds, losses = _train(training, looks)
+        loss, train_loss = losses[-1] if len(losses) == len(looks) else (None, None)
+        halfway = losses[0] if steps > self.steps and losses else None
         peak = trial.lr * trial.lr_factor
-        return Trial(name, peak, training.progress.step, training.seen, seconds, loss, train_loss)
+        return Trial(name, peak, training.progress.step, training.seen, seconds, loss, train_loss, halfway)
 
     def _most_samples(self) -> int:
         return self.samples - (held_out_samples(self.samples) if self.task.validation is None else 0)
 
 
-def carried(short: Trial, longer: Trial) -> float:
-    """The share of what a longer trial has learned more of its training data that holds for held-out data.
+def carried(trial: Trial) -> float:
+    """The share of what a trial has learned of its training data in its second half that holds for held-out data.
 
-    (held-out loss, short − longer) ÷ (training loss, short − longer); 1 where the longer one has learned nothing more.
+    (fall of the loss on held-out data) ÷ (fall of the loss on training data); 1 where it has learned nothing more,
+    unknown where it diverged.
     """
-    assert short.loss is not None
-    assert longer.loss is not None
-    assert short.train_loss is not None
-    assert longer.train_loss is not None
-    learned = short.train_loss - longer.train_loss
-    if learned <= 1e-6 * abs(short.train_loss):
-        return 1.0
-    return (short.loss - longer.loss) / learned
+    assert trial.halfway is not None
+    if trial.loss is None or trial.train_loss is None:
+        return UNKNOWN
+    held_out, trained = trial.halfway
+    learned = trained - trial.train_loss
+    return 1.0 if learned <= 1e-6 * abs(trained) else (held_out - trial.loss) / learned
 
 
-def _train(training: Training, steps: int) -> tuple[float, float | None, float | None]:
-    """Seconds, and the losses on held-out and on training data after all steps; None where it diverged."""
-    held_out, training.validation = training.validation, None  # looked at once, not at every epoch
-    seconds = 0.0
+def _train(training: Training, looks: Sequence[int]) -> tuple[float, list[tuple[float, float]]]:
+    """Seconds, and the losses on held-out and on training data after each of some steps, until it diverges."""
+    held_out, training.validation = training.validation, None  # looked at where asked, not at every epoch
+    assert held_out is not None
+    judged = some(held_out, max(len(training.samples), LEAST_HELD_OUT))
+    seconds, found = 0.0, []
     try:
         for record in training.records():
             if isinstance(record, Step):
                 seconds = record.seconds
-                if record.step >= steps:
+                if record.step in looks:
+                    losses = [training.validate(part)["loss"] for part in (judged, training.samples)]
+                    if not all(map(math.isfinite, losses)):
+                        break
+                    found.append((losses[0], losses[1]))
+                if record.step >= looks[-1]:
                     break
-        if training.interrupted:
-            name = signals.name(training.interrupted)
-            raise Interrupted(f"{name} stopped auto's race; the same command continues it", training.interrupted)
-        assert held_out is not None
-        judged = some(held_out, max(len(training.samples), LEAST_HELD_OUT))
-        loss, train_loss = (training.validate(part)["loss"] for part in (judged, training.samples))
     except NonFiniteLoss:
-        return seconds, None, None
-    finite = math.isfinite(loss) and math.isfinite(train_loss)
-    return (seconds, loss, train_loss) if finite else (seconds, None, None)
+        pass
+    if training.interrupted:
+        name = signals.name(training.interrupted)
+        raise Interrupted(f"{name} stopped auto's race; the same command continues it", training.interrupted)
+    return seconds, found
 
 
 def measure(task: Task, recipe: Recipe, samples: int, placement: Placement, hold_out: bool = False) -> Search:

@@ -17,30 +17,57 @@ from scalewise.recipe import Derived, OptimizerName, Recipe, fitting_lr, fitting
 OWN = "own"
 DEFAULT_CANDIDATES = ("muon", OWN)
 MUON_LR, MUON_STEPS = 0.05, 200  # its rate for trainings of that length; it falls with the root of the steps
-MUON_RATES = 0.01, 0.08  # larger ones are unstable in attention
+MUON_RATES = 0.01, 0.08  # as long as none was measured: larger ones are unstable in attention
+MUON_LADDER = 0.03, 0.06, 0.12, 0.24  # rates that trials compare, from the second one up or down
+MEASURED_RATES = 0.005, 0.3
+TRIAL_SPAN = 10  # a training of so many trials' steps has the best rate of a trial for its peak; it falls with the root
 MUON_MOMENTUM = 0.9  # 0.95 averages over too many of so few steps
 WARMUP_SHARE = 0.1
 MOST_WORKERS = 8  # of trials: what they measure does not depend on how many measure it
 MEAN_RATE = {"constant": 1.0, "cosine": 0.5, "linear": 0.5, "step": 0.53}  # over a training, of the peak
-CARRIES = 0.2, 0.8  # shares of what is learned that hold for held-out data: memorizing below, learning above
+CARRIES = 0.3, 0.8  # shares of what is learned that hold for held-out data: memorizing below, learning above
 UNKNOWN = sum(CARRIES) / 2  # in between, where nothing was measured
+
+
+@dataclass(frozen=True)
+class Found:
+    """What trials of some steps have measured."""
+
+    carried: float  # the share of what a longer one learns that holds for held-out data
+    rate: float | None = None  # of Muon, the best constant one; None where it was not looked for
+    steps: int = 0  # of such a trial
+
+
+def best_rate(losses: Mapping[float, float]) -> float:
+    """The rate of the lowest loss, from the parabola through three losses over the logarithm of neighbouring rates.
+
+    It lies at most half of a step beyond them. Where a loss is infinite (diverged), the best one that was tried.
+
+    >>> round(best_rate({0.03: 1.5, 0.06: 1.0, 0.12: 1.5}), 3), best_rate({0.03: 1.0, 0.06: 2.0, 0.12: math.inf})
+    (0.06, 0.03)
+    """
+    rates = sorted(losses)
+    low, middle, high = (losses[rate] for rate in rates)
+    bend = low - 2 * middle + high
+    if not all(map(math.isfinite, losses.values())) or bend <= 0:
+        return min(rates, key=lambda rate: losses[rate])
+    shift = min(max((low - high) / (2 * bend), -1.5), 1.5)
+    return float(rates[1] * (rates[2] / rates[1]) ** shift)
 
 
 @dataclass(frozen=True)
 class Intensity:
     """How hard to train, by how much of what is learned carries over to data that were not trained on.
 
-    A task whose labels are noisy, or whose samples are few, is memorized when it is trained hard: it wants a small
-    rate, much decay and few passes. One that carries over wants the opposite.
+    A task whose labels are noisy, or whose samples are few, is memorized when it is trained hard: it wants much decay
+    and few passes. One that carries over wants the opposite.
 
     Arguments:
-        rate: times the usual rate.
         decay: the sum of rate × weight decay over a training; what the weights began with ends as e to minus that.
         samples, growth: of N workers, times those of one: samples · N^growth, at least 1.
         least_steps: fewer updates do not suffice, however large the global batch.
     """
 
-    rate: float
     decay: float
     samples: float
     growth: float
@@ -51,17 +78,15 @@ class Intensity:
         return max(1.0, self.samples * workers**self.growth)
 
 
-GENTLE = Intensity(
-    rate=0.6, decay=2.5, samples=0.55, growth=0.29, least_steps=40
-)  # 1.0 times the samples at 8 workers, 1.5 at 32
-BOLD = Intensity(rate=1.6, decay=1.0, samples=0.33, growth=0.64, least_steps=100)  # 1.25 times at 8, 3 at 32
+GENTLE = Intensity(decay=2.5, samples=0.573, growth=0.268, least_steps=40)  # 1.0 times at 8 workers, 1.45 at 32
+BOLD = Intensity(decay=0.6, samples=0.355, growth=0.585, least_steps=100)  # 1.2 times at 8 workers, 2.7 at 32
 
 
 def intensity(carried: float) -> Intensity:
     """Between gentle and bold, by the share of what longer trials learn that carries over to held-out data.
 
-    >>> intensity(0.2) == GENTLE, intensity(1.1) == BOLD, round(intensity(0.65).rate, 2)
-    (True, True, 1.25)
+    >>> intensity(0.2) == GENTLE, intensity(1.1) == BOLD, round(intensity(0.55).decay, 2)
+    (True, True, 1.22)
     """
     low, high = CARRIES
     place = min(max((carried - low) / (high - low), 0.0), 1.0)
@@ -70,7 +95,6 @@ def intensity(carried: float) -> Intensity:
         return gentle ** (1 - place) * bold**place
 
     return Intensity(
-        between(GENTLE.rate, BOLD.rate),
         between(GENTLE.decay, BOLD.decay),
         between(GENTLE.samples, BOLD.samples),
         GENTLE.growth + place * (BOLD.growth - GENTLE.growth),
@@ -112,7 +136,7 @@ def budget(recipe: Recipe, samples: int, epochs_fixed: bool, carried: float) -> 
     than 40 to 100 steps, unless one worker takes fewer.
 
     >>> budget(Recipe(workers=8, worker_batch=32, epochs=6.0), samples=10_000, epochs_fixed=False, carried=0.3)
-    Budget(steps=244, samples=62464, single_steps=1875)
+    Budget(steps=234, samples=59904, single_steps=1875)
     """
     single = single_steps(recipe, samples)
     factor = 1.0 if epochs_fixed else intensity(carried).times(recipe.workers)
@@ -139,7 +163,7 @@ def candidate_names(base: Recipe, given: Mapping[str, Any], names: Sequence[str]
 
 
 def candidate(
-    name: str, base: Recipe, given: Mapping[str, Any], samples: int, steps: int, carried: float | None = None
+    name: str, base: Recipe, given: Mapping[str, Any], samples: int, steps: int, found: Found | None = None
 ) -> Candidate:
     """A recipe of an optimizer for a training of so many steps; fields that the user gave are not in it.
 
@@ -149,13 +173,13 @@ def candidate(
         given: fields set by the user.
         samples: of the training set.
         steps: of the training.
-        carried: how much of what is learned carries over, once that is measured; by default a rate in between.
+        found: by the race, once it has ended; by default a rate in between, and no decay.
     """
-    found = _muon(given, steps, carried) if name == "muon" else _scaled(name, base, given)
-    return _with_course(found, base, given, samples, steps, carried)
+    chosen = _muon(given, steps, found) if name == "muon" else _scaled(name, base, given)
+    return _with_course(chosen, base, given, samples, steps, found)
 
 
-def _muon(given: Mapping[str, Any], steps: int, carried: float | None) -> Candidate:
+def _muon(given: Mapping[str, Any], steps: int, found: Found | None) -> Candidate:
     fields: dict[str, Any] = {"optimizer": "muon", "lr_rule": "none", "momentum": MUON_MOMENTUM}
     reasons = {
         "optimizer": "moves all directions of a matrix alike, so large batches pay",
@@ -163,18 +187,14 @@ def _muon(given: Mapping[str, Any], steps: int, carried: float | None) -> Candid
         "momentum": "usual for muon",
     }
     if "lr" not in given:
-        low, high = MUON_RATES
-        times = 1.0 if carried is None else intensity(carried).rate
-        fields["lr"] = _round(min(max(times * MUON_LR * math.sqrt(MUON_STEPS / steps), low), high))
-        reasons["lr"] = f"relative to the weights, for {steps:,} steps"
-        if carried is not None:
-            reasons["lr"] += f" and a factor of {times:.2f}, at most {high:g}: {_share(carried)}"
+        if found is None or found.rate is None:
+            rate, (low, high) = MUON_LR * math.sqrt(MUON_STEPS / steps), MUON_RATES
+            reasons["lr"] = f"relative to the weights, for {steps:,} steps"
+        else:
+            rate, (low, high) = found.rate * math.sqrt(TRIAL_SPAN * found.steps / steps), MEASURED_RATES
+            reasons["lr"] = f"trials of {found.steps} steps were best at {found.rate:.2g}; for {steps:,} steps"
+        fields["lr"] = _round(min(max(rate, low), high))
     return Candidate("muon", fields, reasons)
-
-
-def _share(carried: float) -> str:
-    share = f"{min(max(carried, 0.0), 1.0):.0%}"
-    return f"of what the second half of the longer trial adds, {share} holds for held-out data"
 
 
 def _scaled(name: str, base: Recipe, given: Mapping[str, Any]) -> Candidate:
@@ -201,7 +221,7 @@ def _scaled(name: str, base: Recipe, given: Mapping[str, Any]) -> Candidate:
 
 
 def _with_course(
-    found: Candidate, base: Recipe, given: Mapping[str, Any], samples: int, steps: int, carried: float | None
+    chosen: Candidate, base: Recipe, given: Mapping[str, Any], samples: int, steps: int, found: Found | None
 ) -> Candidate:
     """Add what all candidates share: the budget, a warm-up and a rate that falls to 0; without what was given."""
     workers = base.replace(**given)
@@ -214,18 +234,25 @@ def _with_course(
     }
     if workers.schedule != "constant":
         del course["schedule"]  # the task's own falls already
-    fields = {**found.fields, **{name: value for name, (value, _) in course.items()}}
-    reasons = {**found.reasons, **{name: reason for name, (_, reason) in course.items()}}
-    if found.name == "muon":
+    fields = {**chosen.fields, **{name: value for name, (value, _) in course.items()}}
+    reasons = {**chosen.reasons, **{name: reason for name, (_, reason) in course.items()}}
+    if chosen.name == "muon":
         mean = float(fields.get("lr", workers.lr)) * MEAN_RATE[str(fields.get("schedule", workers.schedule))]
-        decay = 0.0 if carried is None else intensity(carried).decay  # a trial shows what is memorized without it
+        decay = 0.0 if found is None else intensity(found.carried).decay  # a trial shows what is memorized without it
         fields["weight_decay"] = _round(decay / (mean * steps)) if mean else 0.0
-        reasons["weight_decay"] = f"{decay:.2g} ÷ the sum of all rates: holds memorizing back"
+        reasons["weight_decay"] = f"{decay:.2g} ÷ the sum of all rates: holds memorizing back{_share(found)}"
     return Candidate(
-        found.name,
+        chosen.name,
         {name: value for name, value in fields.items() if name == "epochs" or name not in given},
         reasons,
     )
+
+
+def _share(found: Found | None) -> str:
+    if found is None:
+        return ""
+    share = f"{min(max(found.carried, 0.0), 1.0):.0%}"
+    return f"; of what a trial added in its second half, {share} held for held-out data"
 
 
 def _round(value: float) -> float:

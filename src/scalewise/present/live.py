@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.markup import escape
@@ -21,7 +21,7 @@ from rich.progress import (
 from scalewise.present.stored import Stored
 from scalewise.present.terminal import console, show
 from scalewise.present.words import metric, metrics, number, spelled
-from scalewise.recipe import Derived, Search
+from scalewise.recipe import Derived, Search, Trial
 from scalewise.records import Epoch, Record, Step
 from scalewise.runs.request import Notice
 
@@ -145,17 +145,25 @@ class TrainingView:
 
 def derived_lines(derived: Iterable[Derived], search: Search | None = None) -> Iterator[str]:
     """The trials of auto's race, then each value that nobody gave, with its reason."""
-    trials = search.trials if search is not None else ()
-    winner = trials[-1].name if trials else None
-    for trial in trials:
-        verdict = "diverged" if trial.loss is None else f"held-out loss {number(trial.loss)}"
-        if trial.train_loss is not None:
-            verdict += f", training {number(trial.train_loss)}"
-        chosen = "[green]chosen[/green]" if trial.name == winner else "dropped"
-        yield f"[dim]race[/dim]  {trial.name:9} LR {number(trial.lr):8} {trial.steps:3} steps  {verdict:38} {chosen}"
+    derived = [*derived]
+    if search is not None and search.trials:
+        yield from _race_lines(search.trials, {str(value.value) for value in derived if value.field == "optimizer"})
     for value in derived:
         shown = str(value.value) if isinstance(value.value, str | bool) else number(value.value)
         yield f"[dim]auto[/dim]  {value.field} = [bold]{shown}[/bold]  [dim]{escape(value.reason)}[/dim]"
+
+
+def _race_lines(trials: Sequence[Trial], chosen: set[str]) -> Iterator[str]:
+    """What was tried, and its loss on held-out data after as many steps as all have taken."""
+    steps = min((trial.steps for trial in trials if trial.loss is not None), default=trials[0].steps)
+    losses = [trial.halfway[0] if trial.halfway is not None else trial.loss for trial in trials]
+    kept = [loss for trial, loss in zip(trials, losses, strict=True) if loss is not None and trial.name in chosen]
+    yield f"[dim]race[/dim]  loss on held-out data after {steps} steps"
+    for trial, loss in zip(trials, losses, strict=True):
+        best = bool(kept) and loss == min(kept) and trial.name in chosen
+        verdict = "diverged" if loss is None else "[green]chosen[/green]" if best else "dropped"
+        shown = "" if loss is None else number(loss)
+        yield f"[dim]race[/dim]  {trial.name:13} LR {number(trial.lr):8} {shown:8} {verdict}"
 
 
 def epoch_header(record: Epoch) -> str:

@@ -138,7 +138,8 @@ class Course:
     """Warns when a run whose recipe was raced for does worse than the trials of its search promised, if it had any."""
 
     def __init__(self, search: Search | None, warn: Callable[[str], None]) -> None:
-        self._promised = search.trials[-1].loss if search is not None and search.trials else None
+        losses = [trial.loss for trial in search.trials if trial.loss is not None] if search is not None else []
+        self._promised = min(losses, default=None)
         self._warn, self._least = warn, math.inf
 
     def observe(self, record: Record) -> None:

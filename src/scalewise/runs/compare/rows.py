@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from scalewise.engine.candidates import UNKNOWN, candidate
+from scalewise.engine.candidates import UNKNOWN, Found, candidate
 from scalewise.errors import RecipeError, UsageError
 from scalewise.recipe import ADAPTIVE, USUAL_LR, Recipe, RecipeMode, fitting_rule, fitting_warmup
 
@@ -174,7 +174,7 @@ def muon(facts: Facts, workers: int) -> RowPlan:
     """Muon as auto sets it for a task of which nothing is known, over the samples of single."""
     base = facts.base.replace(schedule="constant")  # for which auto takes the cosine
     steps = base.replace(workers=workers, lr_rule="none").total_steps(facts.samples)
-    fields = dict(candidate("muon", base, {"workers": workers}, facts.samples, steps, UNKNOWN).fields)
+    fields = dict(candidate("muon", base, {"workers": workers}, facts.samples, steps, Found(UNKNOWN)).fields)
     del fields["epochs"]  # single's own
     what = f"Muon with warm-up and a cosine, learning rate {fields['lr']:g}"
     return _with(naive(facts, workers), what, **fields)
