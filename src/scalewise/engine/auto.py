@@ -47,7 +47,7 @@ from scalewise.tasks.task import Task
 LEAST_STEPS, MOST_STEPS = 16, 60  # of the pilot
 PILOT_SHARE = 0.1  # of the single-worker budget, between those
 SEARCH_SHARE, MOST_SEARCH_SHARE = 0.03, 0.1  # of one worker's steps: the race by default, and at most
-LEAST_TRIAL_STEPS, USUAL_TRIAL_STEPS, MOST_TRIAL_STEPS = 8, 10, 100
+LEAST_TRIAL_STEPS, USUAL_TRIAL_STEPS, MOST_TRIAL_STEPS = 8, 10, 40
 TRIAL_PASSES = 4  # of the longer trial over its part of the data: enough to memorize what does not carry over
 LEAST_HELD_OUT = 1000  # samples to judge by, where there are that many
 MUON_HANDICAP = 3.0  # short trials favour large rates: an optimizer with a third of Muon's loss was behind in the end
