@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import scalewise as sw
-from scalewise.engine.auto import MOST_TRIAL_STEPS, Auto, _rank, _trial_steps, carried, complete
+from scalewise.engine.auto import MOST_TRIAL_STEPS, Auto, _rank, carried, complete, share_of_trial
 from scalewise.engine.candidates import (
     BOLD,
     CARRIES,
@@ -417,11 +417,9 @@ def test_an_error_in_the_pilot_is_said_like_any_other(scalewise, tmp_path):
 
 
 def test_a_trial_is_short_however_long_the_training():
-    names = ["muon", "adam"]
-    assert _trial_steps(names, {}, 100_000_000, RACE) == MOST_TRIAL_STEPS
-    assert [_trial_steps(names, {}, single, Auto()) for single in (2500, 1000, 449)] == [15, 10, 8]
-    assert _trial_steps(names, {}, 390, Auto()) == 0  # a tenth of one worker's steps would not suffice
-    assert _trial_steps(names, {"lr": 0.1}, 2500, Auto()) == 25  # one rate instead of three
+    assert share_of_trial(100_000_000, 5, 0.03) == MOST_TRIAL_STEPS
+    assert [share_of_trial(single, 5, None) for single in (2500, 1000, 449)] == [15, 10, 8]
+    assert share_of_trial(390, 5, None) == 0  # a tenth of one worker's steps would not suffice
 
 
 def test_a_run_that_does_worse_than_its_trials_says_so():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from scalewise.engine.candidates import CARRIES, UNKNOWN, budget, intensity
 from scalewise.errors import UsageError
 from scalewise.plan import hardware, model
 from scalewise.plan.assemble import Metric, _compute, assemble, missing
@@ -81,6 +82,33 @@ def test_the_gain_is_adascales_and_the_law_is_measures(workers):
 def test_the_rate_of_adaptive_optimizers_grows_with_the_root_of_the_gain():
     row = model.row(dataclasses.replace(INPUTS, lr_power=0.5), 4)
     assert row.lr == pytest.approx(0.02 * math.sqrt(row.gain))
+
+
+def test_rows_of_a_race_take_autos_budget_and_its_race():
+    raced = dataclasses.replace(model.raced(INPUTS, intensity(UNKNOWN)), race_steps=40)
+    for workers in (2, 8, 32):
+        own = OWN.replace(workers=workers)
+        expected, shortest, longest = (budget(own, 1437, False, share).steps for share in (UNKNOWN, *CARRIES))
+        row, low, high = (model.row(one, workers) for one in (raced, *model.ends(raced)))
+        assert (row.steps, low.steps, high.steps) == (expected, shortest, longest)
+        assert row.seconds == pytest.approx((row.steps + 40) * row.step_seconds)
+    assert model.row(raced, 1) == model.row(INPUTS, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"), [([], ""), (["--optimizer", "adam"], "--search 0"), (["--lr", "0.01"], "--search 0")]
+)
+def test_the_plan_is_of_what_the_command_does(scalewise_here, recorded, flags, words):
+    write_measurement(recorded / "adam", optimizer="adam")
+    wish = ["--budget", "9", "--price", "0.01/h", "--json"]
+    planned = scalewise_here("plan", "digits", "--workers", "8", "--from", recorded, *flags, *wish).json
+    assert planned["command"].startswith("scalewise train digits")
+    assert (words in planned["command"], "--search" in planned["command"]) == (True, bool(words))
+    if not words:
+        row = planned["rows"][1]
+        trained = scalewise_here("train", "digits", "--workers", "8", "--processes", "1", "--quiet", "--json").json
+        assert row["steps_low"] <= trained["steps"] <= row["steps_high"]
+        assert planned["inputs"]["race_steps"] == trained["search"]["steps"]
 
 
 def test_a_slow_link_does_not_limit_where_reading_takes_longer():
@@ -456,7 +484,7 @@ def test_the_command_plans_from_records(scalewise_here, recorded):
     assert all(row.items() <= shown.items() for row, shown in zip(again, found["rows"], strict=True))
     assert found["inputs"]["bytes_per_second"] == 1e9
     assert found["recommended"] in found["rows"]
-    assert found["command"] == f"scalewise train digits --workers {found['recommended']['workers']} --search 0"
+    assert found["command"] == f"scalewise train digits --workers {found['recommended']['workers']}"
     assert json.loads(Path("out/plan.json").read_text()) == found
     screen = " ".join(done.stderr.split())
     assert "the fastest with at least half of one worker's efficiency" in screen

@@ -180,6 +180,8 @@ def inputs_at(random_numbers: random.Random) -> Inputs:
         node_bytes_per_second=big(8, 12), overlap=pick(1, 10), input_samples_per_second=optional(big(1, 6)),
         largest_worker_batch=optional(random_numbers.randint(1, 4096)), price_per_hour=optional(big(-2, 2)),
         accuracy=optional(pick(0, 1)), measured_global_batch=random_numbers.randint(0, 10**5),
+        race_samples=optional(pick(0.3, 1)), race_growth=pick(0, 0.6), race_least=random_numbers.randint(1, 100),
+        race_steps=random_numbers.randint(0, 200),
     )  # fmt: skip
 
 

@@ -118,11 +118,8 @@ def complete(
         )
     if mode == "plain" or not adapts(wanted):
         return *resolve(base, given, mode, available_cores(), samples), None
-    names = candidate_names(base, given, how.names)
-    judged = samples > 1 or task.validation is not None
-    races = how.search != 0 and judged and _races(task, given, placement, names)
-    spent = Search(0, 0, 0.0)
-    if races and (steps := _trial_steps(names, given, single_steps(wanted, samples), how)):
+    names, spent = candidate_names(base, given, how.names), Search(0, 0, 0.0)
+    if steps := _trial_steps(task, names, given, placement, wanted, samples, how):
         race = _Race(task, base, given, placement, samples, steps, processes, on_trial)
         found = race.winner(names, known.trials if known else ())
         spent = race.search(wanted.epochs)
@@ -155,20 +152,46 @@ def _races(task: Task, given: dict[str, Any], placement: Placement, names: Seque
     return isinstance(model, nn.Module) and bool(matrices(model))
 
 
-def _trial_steps(names: Sequence[str], given: dict[str, Any], single: int, how: Auto) -> int:
-    """Steps of a short trial; 0 where one worker takes too few steps for a race that nobody asked for.
+def race_steps(task: Task, base: Recipe, given: dict[str, Any], placement: Placement) -> int:
+    """Steps that auto's race takes for a recipe; 0 where there is none, so that it follows the noise instead."""
+    wanted, names = base.replace(**given), candidate_names(base, given, DEFAULT_CANDIDATES)
+    samples = len(open_samples(task.train, 0, "training"))
+    if not adapts(wanted):
+        return 0
+    return _parts(names, given) * _trial_steps(task, names, given, placement, wanted, samples, Auto())
 
-    Each candidate has one, Muon three, unless its rate is given; one trial is of twice the steps.
-    """
-    parts = len(names) + (1 if "muon" in names else 2) + (2 if "muon" in names and "lr" not in given else 0)
-    steps = int((how.search or SEARCH_SHARE) * single) // parts
-    if how.search is None:
+
+def _parts(names: Sequence[str], given: dict[str, Any]) -> int:
+    """Short trials that a race is as long as: one for each candidate, three for Muon's rates, one that is longer."""
+    return len(names) + (1 if "muon" in names else 2) + (2 if "muon" in names and "lr" not in given else 0)
+
+
+def _trial_steps(
+    task: Task,
+    names: Sequence[str],
+    given: dict[str, Any],
+    placement: Placement,
+    wanted: Recipe,
+    samples: int,
+    how: Auto,
+) -> int:
+    """Steps of a short trial; 0 where there is no race: nothing to judge by, no Muon, too few steps of one worker."""
+    judged = samples > 1 or task.validation is not None
+    if how.search == 0 or not judged or not _races(task, given, placement, names):
+        return 0
+    return share_of_trial(single_steps(wanted, samples), _parts(names, given), how.search)
+
+
+def share_of_trial(single: int, parts: int, search: float | None) -> int:
+    """Steps of a short trial where one worker takes `single`; 0 where that is too few, and nobody asked for a race."""
+    steps = int((search or SEARCH_SHARE) * single) // parts
+    if search is None:
         steps = max(steps, min(USUAL_TRIAL_STEPS, int(MOST_SEARCH_SHARE * single) // parts))
-    if steps < LEAST_TRIAL_STEPS and how.search is not None:
+    if steps < LEAST_TRIAL_STEPS and search is not None:
         least = math.ceil(parts * LEAST_TRIAL_STEPS / single * 1000) / 1000
         advice = f"raise it to {least:g}, or use --search 0" if least <= 1 else "use --search 0"
         raise RecipeError(
-            f"--search {how.search:g} gives a trial {steps} of one worker's {single:,} steps, and each needs "
+            f"--search {search:g} gives a trial {steps} of one worker's {single:,} steps, and each needs "
             f"{LEAST_TRIAL_STEPS}, one of them twice that; {advice}"
         )
     return min(steps, MOST_TRIAL_STEPS) if steps >= LEAST_TRIAL_STEPS else 0

@@ -140,7 +140,7 @@ def budget(recipe: Recipe, samples: int, epochs_fixed: bool, carried: float) -> 
     """
     single = single_steps(recipe, samples)
     factor = 1.0 if epochs_fixed else intensity(carried).times(recipe.workers)
-    steps = max(1, round(single * factor / recipe.workers))
+    steps = max(1, math.floor(single * factor / recipe.workers + 0.5))
     if not epochs_fixed:
         steps = max(steps, min(single, intensity(carried).least_steps))
     return Budget(steps, steps * recipe.global_batch, single)
@@ -179,6 +179,15 @@ def candidate(
     return _with_course(chosen, base, given, samples, steps, found)
 
 
+def usual_muon_rate(steps: int) -> float:
+    """Muon's peak for a training of so many steps, as long as no race has measured it.
+
+    >>> usual_muon_rate(200), usual_muon_rate(800), usual_muon_rate(10)
+    (0.05, 0.025, 0.08)
+    """
+    return _within(MUON_LR * math.sqrt(MUON_STEPS / steps), MUON_RATES)
+
+
 def _muon(given: Mapping[str, Any], steps: int, found: Found | None) -> Candidate:
     fields: dict[str, Any] = {"optimizer": "muon", "lr_rule": "none", "momentum": MUON_MOMENTUM}
     reasons = {
@@ -188,12 +197,12 @@ def _muon(given: Mapping[str, Any], steps: int, found: Found | None) -> Candidat
     }
     if "lr" not in given:
         if found is None or found.rate is None:
-            rate, (low, high) = MUON_LR * math.sqrt(MUON_STEPS / steps), MUON_RATES
+            rate = usual_muon_rate(steps)
             reasons["lr"] = f"relative to the weights, for {steps:,} steps"
         else:
-            rate, (low, high) = found.rate * math.sqrt(TRIAL_SPAN * found.steps / steps), MEASURED_RATES
+            rate = _within(found.rate * math.sqrt(TRIAL_SPAN * found.steps / steps), MEASURED_RATES)
             reasons["lr"] = f"trials of {found.steps} steps were best at {found.rate:.2g}; for {steps:,} steps"
-        fields["lr"] = _round(min(max(rate, low), high))
+        fields["lr"] = _round(rate)
     return Candidate("muon", fields, reasons)
 
 
@@ -253,6 +262,10 @@ def _share(found: Found | None) -> str:
         return ""
     share = f"{min(max(found.carried, 0.0), 1.0):.0%}"
     return f"; of what a trial added in its second half, {share} held for held-out data"
+
+
+def _within(value: float, ends: tuple[float, float]) -> float:
+    return min(max(value, ends[0]), ends[1])
 
 
 def _round(value: float) -> float:

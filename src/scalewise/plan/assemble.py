@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
+from scalewise.engine.candidates import UNKNOWN, intensity
 from scalewise.errors import UsageError
 from scalewise.plan.hardware import Hardware
-from scalewise.plan.model import Inputs
+from scalewise.plan.model import Inputs, raced
 from scalewise.plan.records import Known, Measured, SeenRun, TaskFacts
 from scalewise.recipe import ADAPTIVE, Recipe
 from scalewise.stats.critical_batch import CriticalBatch
@@ -71,7 +72,12 @@ def missing(
 
 
 def assemble(
-    facts: TaskFacts, recipe: Recipe, known: Known, hardware: Hardware, target: float | None = None
+    facts: TaskFacts,
+    recipe: Recipe,
+    known: Known,
+    hardware: Hardware,
+    target: float | None = None,
+    race_steps: int = 0,
 ) -> Assembled:
     """The inputs of the model from everything that is known.
 
@@ -80,6 +86,7 @@ def assemble(
         known: the records; those of another worker batch, optimizer or rate are left out of what they do not fit.
         hardware: what is planned for.
         target: the validation metric that training ends at; without it training takes one worker's budget.
+        race_steps: of auto's race before several workers train; 0 where they follow the noise.
     """
     steps, unreachable = _single_steps(facts, recipe, known, target)
     aim = None if unreachable else target
@@ -127,6 +134,8 @@ def assemble(
         accuracy_high=accuracy.high,
         measured_global_batch=max([recipe.worker_batch, *(one.global_batch for one in trained), *swept]),
     )
+    if race_steps:
+        inputs = replace(raced(inputs, intensity(UNKNOWN)), race_steps=race_steps)
     curve = next((run.curve for run in reversed(_singles(known, recipe)) if run.curve), ())
     source = _source(critical, direct, place, sorted({one.workers for one in trained}))
     notes = (f"critical batch {_shown(critical)} by {source}", *_notes(known, hardware, largest))

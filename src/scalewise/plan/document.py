@@ -67,7 +67,8 @@ class Plan:
 
     def _row(self, place: int) -> dict[str, Any]:
         row = self.rows[place]
-        rule = "none" if row.workers == 1 else "adascale"  # that auto trains with
+        several = "adascale" if self.inputs.race_samples is None else "muon"  # that auto trains with
+        rule = "none" if row.workers == 1 else several
         found = asdict(row) | {"rule": rule, "warmup_epochs": self.recipe.warmup_epochs}
         for name in INTERVALS:
             found[f"{name}_low"], found[f"{name}_high"] = self.interval(place, name)

@@ -5,13 +5,16 @@ on a device of its own, B the critical batch and S₁ the steps of one worker:
 
     steps          S = ⌈S₁ · (1 + B ÷ (N·b)) ÷ (1 + B ÷ b)⌉       the critical-batch law (McCandlish et al. 2018), and
                                                                  what AdaScale's gain S₁ ÷ S amounts to
-    learning rate  lr · gain^p                                   p = 1, or ½ for adaptive optimizers
+                   S = S₁ · max(1, s·N^g) ÷ N                    where auto races: s, g of a task that memorizes (low
+                                                                 end) to one that learns (high), and at least l steps
+    learning rate  lr · gain^p                                   p = 1, or ½ for adaptive optimizers; Muon's usual
+                                                                 one where auto races, which measures it
     compute        c = (m·α + β·b) ÷ device speed                m = ⌈b ÷ largest worker batch⌉ micro batches
     communication  n = inside(q) + between(N ÷ q)                ring sums within nodes and between them, each
                                                                  2(P−1)·latency + 2(P−1)÷P · bytes ÷ bandwidth;
                                                                  q ≤ d devices of every node, the most that divide N
     step           t = max((c^γ + n^γ)^(1/γ), b ÷ input rate)    1 ≤ γ ≤ 10: overlap (Qiao et al. 2021)
-    time, cost     S·t,   N·S·t · price
+    time, cost     (S + race)·t,   N·(S + race)·t · price
     efficiency     time of one worker ÷ (N · time)
 """
 
@@ -21,6 +24,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from scalewise.engine.candidates import BOLD, GENTLE, Intensity, usual_muon_rate
 from scalewise.plan.hardware import Link
 from scalewise.stats.gain import gain
 
@@ -60,6 +64,10 @@ class Inputs:
     accuracy_low: float | None = None
     accuracy_high: float | None = None
     measured_global_batch: int = 0  # the largest at which training was really seen; rows beyond are extrapolated
+    race_samples: float | None = None  # s; None where auto does not race but follows the noise
+    race_growth: float = 0.0  # g
+    race_least: int = 1  # l
+    race_steps: int = 0  # of the race before step 0
 
 
 @dataclass(frozen=True)
@@ -89,37 +97,44 @@ def rows(inputs: Inputs, workers: Iterable[int]) -> list[Row]:
 
 def row(inputs: Inputs, workers: int) -> Row:
     """What N workers bring, by the formulas above."""
-    steps, seconds = steps_of(inputs, workers), step_seconds(inputs, workers)
+    steps, each = steps_of(inputs, workers), step_seconds(inputs, workers)
+    seconds = (steps + (inputs.race_steps if workers > 1 else 0)) * each
     one = steps_of(inputs, 1) * step_seconds(inputs, 1)
     price, worth = inputs.price_per_hour, gain_of(inputs, workers)
     global_batch = workers * inputs.worker_batch
+    raced = workers > 1 and inputs.race_samples is not None
     return Row(
         workers=workers,
         global_batch=global_batch,
-        lr=inputs.lr * worth**inputs.lr_power,
+        lr=usual_muon_rate(steps) if raced else inputs.lr * worth**inputs.lr_power,
         steps=steps,
         samples=steps * global_batch,
-        seconds=steps * seconds,
-        cost=None if price is None else workers * steps * seconds / 3600 * price,
+        seconds=seconds,
+        cost=None if price is None else workers * seconds / 3600 * price,
         accuracy=inputs.accuracy,
-        efficiency=one / (workers * steps * seconds),
+        efficiency=one / (workers * seconds),
         limit=limit(inputs, workers),
         extrapolated=global_batch > inputs.measured_global_batch,
         gain=worth,
-        step_seconds=seconds,
-        throughput_efficiency=step_seconds(inputs, 1) / seconds,
+        step_seconds=each,
+        throughput_efficiency=step_seconds(inputs, 1) / each,
     )
 
 
 def gain_of(inputs: Inputs, workers: int) -> float:
-    """How many of one worker's steps a step is worth: (1 + B ÷ b) ÷ (1 + B ÷ (N·b)), between 1 and N."""
+    """How many of one worker's steps a step is worth: by the critical batch, or as auto's race sets it; 1 to N."""
+    if workers > 1 and inputs.race_samples is not None:
+        return workers / max(1.0, inputs.race_samples * workers**inputs.race_growth)
     if inputs.critical_batch is None:
         return float(workers)
     return gain(inputs.critical_batch, 1.0, workers, inputs.worker_batch)
 
 
 def steps_of(inputs: Inputs, workers: int) -> int:
-    """Steps to where one worker gets in S₁ (a hair below a whole number is that number)."""
+    """Steps to where one worker gets in S₁ (a hair below a whole number is that number), or those of auto's budget."""
+    if workers > 1 and inputs.race_samples is not None:
+        steps = math.floor(inputs.single_steps / gain_of(inputs, workers) + 0.5)
+        return max(1, steps, min(math.floor(inputs.single_steps), inputs.race_least))
     return max(1, math.ceil(inputs.single_steps / gain_of(inputs, workers) - 1e-9))
 
 
@@ -188,7 +203,13 @@ def ends(inputs: Inputs) -> tuple[Inputs, Inputs]:
 
     spread = inputs.compute_spread
     low_critical = 0.0 if inputs.critical_low is None else inputs.critical_low
-    return (
-        end(inputs.critical_high, inputs.single_low, inputs.overlap_high, 1 - spread),
-        end(low_critical, inputs.single_high, inputs.overlap_low, 1 + spread),
+    shortest = end(inputs.critical_high, inputs.single_low, inputs.overlap_high, 1 - spread)
+    longest = end(low_critical, inputs.single_high, inputs.overlap_low, 1 + spread)
+    return (shortest, longest) if inputs.race_samples is None else (raced(shortest, GENTLE), raced(longest, BOLD))
+
+
+def raced(inputs: Inputs, intensity: Intensity) -> Inputs:
+    """The inputs with as many samples of several workers as auto takes at some intensity."""
+    return replace(
+        inputs, race_samples=intensity.samples, race_growth=intensity.growth, race_least=intensity.least_steps
     )

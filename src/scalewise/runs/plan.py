@@ -263,7 +263,7 @@ def _planned(
     hardware = request.hardware
     if request.link is None and known.link is not None:
         hardware = dataclasses.replace(hardware, link=known.link)
-    found = assembling.assemble(facts, run.recipe, known, hardware, request.target)
+    found = assembling.assemble(facts, run.recipe, known, hardware, request.target, _race_steps(request, subject))
     rows, low, high = rows_with_ends(found.inputs, request.counts)
     wish = dataclasses.replace(request.wish, impossible=found.unreachable)
     planned = Plan(
@@ -296,6 +296,16 @@ def _planned(
     return dataclasses.replace(planned, command=_command(request, job)), job
 
 
+def _race_steps(request: PlanRequest, subject: Subject) -> int:
+    """Of the race that `train` begins with; 0 where it would follow the noise, and on the way to a target."""
+    from scalewise.engine.auto import race_steps
+
+    if request.target is not None or max(request.counts) == 1:
+        return 0
+    given = {**request.given, "workers": max(request.counts)}
+    return race_steps(subject.task, subject.task.recipe, given, Placement(device=request.device))
+
+
 def _command(request: PlanRequest, job: Job) -> str | None:
     """The line to type, with a process for each device of a cluster; None for a task that no command can load."""
     if job.arguments[1].startswith(PYTHON):
@@ -314,7 +324,8 @@ def _train_arguments(request: PlanRequest, subject: Subject, planned: Plan, work
     found = ["train", subject.spec]
     for setting in subject.settings:
         found += ["--set", setting]
-    found += ["--workers", str(workers), *(["--search", "0"] if workers > 1 else [])]  # steps by the noise, as planned
+    by_noise = workers > 1 and planned.inputs.race_samples is None
+    found += ["--workers", str(workers), *(["--search", "0"] if by_noise else [])]
     for name, value in given.items():
         flag = name.replace("_", "-")
         found += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]

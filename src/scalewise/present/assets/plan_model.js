@@ -2,13 +2,23 @@
 const planModel = (() => {
   const WORTH_NAMING = 1.05;
 
+  const races = (inputs, workers) => workers > 1 && (inputs.race_samples ?? null) !== null;
+
   const gainOf = (inputs, workers) => {
+    if (races(inputs, workers)) return workers / Math.max(1, inputs.race_samples * workers ** inputs.race_growth);
     if (inputs.critical_batch === null || inputs.critical_batch === undefined) return workers;
     const ratio = inputs.critical_batch / inputs.worker_batch;
     return (1 + ratio) / (1 + ratio / workers);
   };
 
-  const stepsOf = (inputs, workers) => Math.max(1, Math.ceil(inputs.single_steps / gainOf(inputs, workers) - 1e-9));
+  const stepsOf = (inputs, workers) => {
+    const steps = inputs.single_steps / gainOf(inputs, workers);
+    if (!races(inputs, workers)) return Math.max(1, Math.ceil(steps - 1e-9));
+    return Math.max(1, Math.floor(steps + 0.5), Math.min(Math.floor(inputs.single_steps), inputs.race_least));
+  };
+
+  const rateOf = (inputs, workers, steps, gain) =>
+    races(inputs, workers) ? Math.min(Math.max(0.05 * Math.sqrt(200 / steps), 0.01), 0.08) : inputs.lr * gain ** inputs.lr_power;
 
   const computeSeconds = (inputs, largest) => {
     const parts = largest ? Math.ceil(inputs.worker_batch / largest) : 1;
@@ -57,11 +67,11 @@ const planModel = (() => {
   const row = (inputs, workers) => {
     const steps = stepsOf(inputs, workers), each = stepSeconds(inputs, workers), gain = gainOf(inputs, workers);
     const one = stepsOf(inputs, 1) * stepSeconds(inputs, 1), batch = workers * inputs.worker_batch;
-    const price = inputs.price_per_hour;
+    const price = inputs.price_per_hour, time = (steps + (workers > 1 ? inputs.race_steps ?? 0 : 0)) * each;
     return {
-      workers, global_batch: batch, lr: inputs.lr * gain ** inputs.lr_power, steps, samples: steps * batch,
-      seconds: steps * each, cost: price === null || price === undefined ? null : workers * steps * each / 3600 * price,
-      accuracy: inputs.accuracy ?? null, efficiency: one / (workers * steps * each), limit: limit(inputs, workers),
+      workers, global_batch: batch, lr: rateOf(inputs, workers, steps, gain), steps, samples: steps * batch,
+      seconds: time, cost: price === null || price === undefined ? null : workers * time / 3600 * price,
+      accuracy: inputs.accuracy ?? null, efficiency: one / (workers * time), limit: limit(inputs, workers),
       extrapolated: batch > inputs.measured_global_batch, gain, step_seconds: each,
       throughput_efficiency: stepSeconds(inputs, 1) / each,
     };

@@ -178,7 +178,12 @@ def _legend(document: Stored, rows: Sequence[Stored], chosen: Stored | None) -> 
     limits = dict.fromkeys(row.text("limit") for row in rows)
     said += [LIMITS[name] for name in limits if name in LIMITS]
     several = next((row for row in rows if (row.number("workers") or 0) > 1 and row.text("rule")), None)
-    if several is not None:
+    if several is not None and several.text("rule") == "muon":
+        race = number(document.number("inputs", "race_steps"))
+        said.append(
+            f"Several workers: Muon, at a rate that a race of {race} steps measures before step 0, as train does."
+        )
+    elif several is not None:
         warmup = number(several.number("warmup_epochs") or 0.0)
         said.append(f"Several workers: the rate by {several.text('rule')}, warm-up {warmup} epochs (train --search 0).")
     return "\n".join(said)
