@@ -78,8 +78,8 @@ class Intensity:
         return max(1.0, self.samples * workers**self.growth)
 
 
-GENTLE = Intensity(decay=2.5, samples=0.573, growth=0.268, least_steps=40)  # 1.0 times at 8 workers, 1.45 at 32
-BOLD = Intensity(decay=0.6, samples=0.355, growth=0.585, least_steps=100)  # 1.2 times at 8 workers, 2.7 at 32
+GENTLE = Intensity(decay=2.5, samples=0.6375, growth=0.2165, least_steps=40)  # 1.0 times at 8 workers, 1.35 at 32
+BOLD = Intensity(decay=0.6, samples=0.34, growth=0.681, least_steps=100)  # 1.4 times at 8 workers, 3.6 at 32
 
 
 def intensity(carried: float) -> Intensity:
