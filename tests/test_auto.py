@@ -143,7 +143,7 @@ def test_without_a_race_auto_follows_the_noise_and_names_its_pilot(scalewise, tm
     assert (resumed["steps"], resumed["weights_sha256"]) == (result["steps"], result["weights_sha256"])
 
 
-def test_the_race_is_the_default_and_reaches_one_workers_accuracy_in_a_fifth_of_the_steps(
+def test_the_race_is_the_default_and_reaches_one_workers_accuracy_in_a_quarter_of_the_steps(
     scalewise, tmp_path, race_task
 ):
     single = scalewise("train", race_task, "--threads", 1, "--json", "--quiet").json
@@ -155,7 +155,7 @@ def test_the_race_is_the_default_and_reaches_one_workers_accuracy_in_a_fifth_of_
     result = runs[1].json
     assert {run.json["weights_sha256"] for run in runs.values()} == {result["weights_sha256"]}
     assert result["steps"] == len(steps_of(tmp_path / "run-1"))
-    assert result["steps"] + result["search"]["steps"] <= single["steps"] / 5
+    assert result["steps"] + result["search"]["steps"] <= single["steps"] / 4
     assert result["test"]["accuracy"] > single["test"]["accuracy"] - 0.005
     assert result["optimizer"] == "muon"
     stored = json.loads((tmp_path / "run-1" / "recipe.json").read_text())
