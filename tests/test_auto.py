@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import scalewise as sw
-from scalewise.engine.auto import MOST_TRIAL_STEPS, Auto, _rank, carried, complete, share_of_trial
+from scalewise.engine.auto import MOST_TRIAL_STEPS, Auto, _looked_up, _rank, carried, complete, share_of_trial
 from scalewise.engine.candidates import (
     BOLD,
     CARRIES,
@@ -218,6 +218,14 @@ def test_what_carries_over_is_the_fall_on_held_out_data_by_that_on_training_data
     assert carried(longer(0.5, 1.2)) == pytest.approx(-0.2)
     assert carried(longer(1.0, 1.1)) == carried(longer(1.2, 1.4)) == 1.0
     assert carried(longer(None, None)) == UNKNOWN
+
+
+def test_rows_that_are_looked_up_do_not_count_as_memorized():
+    def task(*layers):
+        return dataclasses.replace(random_labels(0.5), model=lambda: nn.Sequential(*layers))
+
+    assert _looked_up(task(nn.Linear(20, 4), nn.BatchNorm1d(4))) == 0
+    assert _looked_up(task(nn.Embedding(12, 5), nn.Linear(5, 4, bias=False))) == pytest.approx(60 / 80)
 
 
 def test_the_best_rate_is_that_of_a_parabola_within_reach_of_what_was_tried():

@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from scalewise.engine.candidates import (
+    CARRIES,
     DEFAULT_CANDIDATES,
     MOST_WORKERS,
     MUON_LADDER,
@@ -270,7 +271,10 @@ class _Race:
             if "muon" not in names:
                 self._next(trial.name, 2 * self.steps)
             longer = [one for one in self.trials if one.halfway is not None]
-            return trial.name, Found(carried(longer[-1]) if longer else UNKNOWN, rate, self.steps)
+            share = carried(longer[-1]) if longer else UNKNOWN
+            low, high = CARRIES
+            share = max(share, low + (high - low) * _looked_up(self.task))
+            return trial.name, Found(share, rate, self.steps)
         return None
 
     def _muon(self) -> float | None:
@@ -353,6 +357,18 @@ def carried(trial: Trial) -> float:
     held_out, trained = trial.halfway
     learned = trained - trial.train_loss
     return 1.0 if learned <= 1e-6 * abs(trained) else (held_out - trial.loss) / learned
+
+
+def _looked_up(task: Task) -> float:
+    """The share of a model's weights that are rows to look up.
+
+    Few samples of a part of the data touch each row, so what a trial learns of them seems memorized, and is not.
+    """
+    with streams.undisturbed():
+        model = task.model()
+    weights = {name: weight.numel() for name, weight in model.named_parameters() if weight.requires_grad}
+    rows = [weights.get(name, 0) for name, weight in model.named_parameters() if weight.ndim >= 2]
+    return (sum(rows) - sum(weights.get(name, 0) for name in matrices(model))) / max(sum(weights.values()), 1)
 
 
 def _train(training: Training, looks: Sequence[int]) -> tuple[float, list[tuple[float, float]]]:
