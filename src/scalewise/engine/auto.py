@@ -271,9 +271,9 @@ class _Race:
             if "muon" not in names:
                 self._next(trial.name, 2 * self.steps)
             longer = [one for one in self.trials if one.halfway is not None]
-            share = carried(longer[-1]) if longer else UNKNOWN
-            low, high = CARRIES
-            share = max(share, low + (high - low) * _looked_up(self.task))
+            share, rows = carried(longer[-1]) if longer else UNKNOWN, _looked_up(self.task)
+            if rows:
+                share = max(share, CARRIES[0] + rows * (CARRIES[1] - CARRIES[0]))
             return trial.name, Found(share, rate, self.steps)
         return None
 
