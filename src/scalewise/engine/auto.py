@@ -221,7 +221,8 @@ def _verdict(trials: Sequence[Trial], name: str, steps: int) -> str:
         return text
     best = ranked(False)[0]
     loss = _loss(best, steps)
-    return f"{text}; next {best.name}: {f'{loss:.4g}' if math.isfinite(loss) else 'diverged'}"
+    early = ", which short trials favour" if loss < _loss(ranked(True)[0], steps) else ""
+    return f"{text}; next {best.name}: {f'{loss:.4g}' if math.isfinite(loss) else 'diverged'}{early}"
 
 
 def _applied(

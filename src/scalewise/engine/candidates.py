@@ -249,7 +249,7 @@ def _with_course(
         mean = float(fields.get("lr", workers.lr)) * MEAN_RATE[str(fields.get("schedule", workers.schedule))]
         decay = 0.0 if found is None else intensity(found.carried).decay  # a trial shows what is memorized without it
         fields["weight_decay"] = _round(decay / (mean * steps)) if mean else 0.0
-        reasons["weight_decay"] = f"{decay:.2g} ÷ the sum of all rates: holds memorizing back{_share(found)}"
+        reasons["weight_decay"] = f"{decay:.2g} ÷ the sum of all rates{_share(found)}"
     return Candidate(
         chosen.name,
         {name: value for name, value in fields.items() if name == "epochs" or name not in given},
@@ -260,8 +260,8 @@ def _with_course(
 def _share(found: Found | None) -> str:
     if found is None:
         return ""
-    share = f"{min(max(found.carried, 0.0), 1.0):.0%}"
-    return f"; of what a trial added in its second half, {share} held for held-out data"
+    share = 100 * min(max(found.carried, 0.0), 1.0)
+    return f", against memorizing: {share:.0f} % of what a trial learned last held for held-out data"
 
 
 def _within(value: float, ends: tuple[float, float]) -> float:
