@@ -79,7 +79,7 @@ class Intensity:
 
 
 GENTLE = Intensity(decay=2.5, samples=0.6375, growth=0.2165, least_steps=40)  # 1.0 times at 8 workers, 1.35 at 32
-BOLD = Intensity(decay=0.6, samples=0.34, growth=0.681, least_steps=100)  # 1.4 times at 8 workers, 3.6 at 32
+BOLD = Intensity(decay=0.6, samples=0.371, growth=0.603, least_steps=100)  # 1.3 times at 8 workers, 3.0 at 32
 
 
 def intensity(carried: float) -> Intensity:
