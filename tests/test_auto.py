@@ -169,6 +169,7 @@ def test_the_race_is_the_default_and_reaches_one_workers_accuracy_in_a_quarter_o
     price = next(value for value in result["derived"] if value["field"] == "samples")
     assert price["value"] == result["samples"]
     assert not [*tmp_path.glob("*.race.json")]
+    assert scalewise("doctor", "run-1", "--json").json["findings"] == []
 
 
 def test_more_processes_than_trials_have_workers_derive_the_same():

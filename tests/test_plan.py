@@ -111,6 +111,17 @@ def test_the_plan_is_of_what_the_command_does(scalewise_here, recorded, flags, w
         assert planned["inputs"]["race_steps"] == trained["search"]["steps"]
 
 
+def test_a_raced_run_is_seen(recorded):
+    raced = OWN.replace(workers=8, optimizer="muon", lr=0.1, epochs=12.0)
+    write_run(recorded / "raced", raced, test=0.98, steps=72, search={"trials": [{"name": "muon"}]})
+    known = read_records([recorded], FACTS)
+    after_race, by_noise = (assemble(FACTS, OWN, known, HARDWARE, race_steps=steps) for steps in (40, 0))
+    assert after_race.seen[8].value == 0.98
+    assert after_race.inputs.measured_global_batch == 8 * OWN.worker_batch
+    assert by_noise.seen == {}
+    assert by_noise.inputs.measured_global_batch == OWN.worker_batch
+
+
 def test_a_slow_link_does_not_limit_where_reading_takes_longer():
     inputs = dataclasses.replace(INPUTS, critical_batch=None)
     rate = inputs.worker_batch / (1.2 * model.step_seconds(inputs, 8))

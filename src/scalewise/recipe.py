@@ -52,7 +52,9 @@ class Recipe(BaseModel):
     micro_batch: int | None = Field(
         None, ge=1, description="Samples per forward pass, to save memory; must divide worker-batch"
     )
-    epochs: float = Field(5.0, gt=0, description="Budget in passes over the training data")
+    epochs: float = Field(
+        5.0, gt=0, description="Budget in passes over the training data, of one worker; auto may take more"
+    )
     steps: int | None = Field(
         None,
         ge=1,
@@ -353,8 +355,8 @@ def _needed_samples(recipe: Recipe, samples: int, pilot: Search) -> Derived:
     price, lower = f"{needed / single:.1f} times", f"{least / single:.1f} times"
     growing = "" if lower == price else f" if the noise stays as it is, {lower} if it grows {GROWTH}-fold"
     reason = (
-        f"about {price} those of one worker{growing} (with the pilot's {pilot.samples:,}): each is worth {worth:.0%} "
-        f"at first"
+        f"about {price} those of one worker{growing} (with the pilot's {pilot.samples:,}): each is worth "
+        f"{100 * worth:.0f} % at first"
     )
     if worth < 0.5 and pilot.noise_scale is not None:
         enough = max(1, round(2 + pilot.noise_scale / recipe.worker_batch))

@@ -81,7 +81,9 @@ def _baselines(stored: dict[str, Any], task: dict[str, Any]) -> tuple[Baseline, 
     derived = {value["field"] for value in stored.get("derived", [])}
     extended = not derived.isdisjoint({"epochs", "steps"})  # by auto, beyond what one worker would take
     epochs = own["epochs"] if extended and own else None if recipe.get("steps") else recipe["epochs"]
-    single = Baseline(recipe["lr"], recipe["worker_batch"], epochs * samples if epochs and samples else None)
+    raced = "lr" in derived and recipe["lr_rule"] == "none"  # the rate is that of all workers, as auto measured it
+    batch = recipe["worker_batch"] * (recipe["workers"] if raced else 1)
+    single = Baseline(recipe["lr"], batch, epochs * samples if epochs and samples else None)
     if not own or own["optimizer"] != recipe["optimizer"]:
         return (single,)
     return single, Baseline(own["lr"], own["workers"] * own["worker_batch"])

@@ -201,7 +201,9 @@ def _muon(given: Mapping[str, Any], steps: int, found: Found | None) -> Candidat
             reasons["lr"] = f"relative to the weights, for {steps:,} steps"
         else:
             rate = _within(found.rate * math.sqrt(TRIAL_SPAN * found.steps / steps), MEASURED_RATES)
-            reasons["lr"] = f"trials of {found.steps} steps were best at {found.rate:.2g}; for {steps:,} steps"
+            reasons["lr"] = (
+                f"between rates that were tried, {found.rate:.2g} is best for {found.steps} steps; for {steps:,}"
+            )
         fields["lr"] = _round(rate)
     return Candidate("muon", fields, reasons)
 

@@ -96,12 +96,14 @@ def assemble(
     step_seconds, sample_seconds, compute_spread = _compute(
         [rate for one in rated for rate in one.rates], recipe.worker_batch
     )
-    seen = _tested(recipe, known) if aim is None else {1: Metric(aim, aim, aim, 0, level=LEVEL)}
+    after_race = [run for run in known.runs if run.raced and run.recipe.worker_batch == recipe.worker_batch]
+    alike = [*_singles(known, recipe), *after_race] if race_steps else _alike(known, recipe)
+    seen = _tested(alike) if aim is None else {1: Metric(aim, aim, aim, 0, level=LEVEL)}
     accuracy = seen.pop(1, Metric(None, None, None, 0, level=LEVEL))
     largest = _largest(facts, known, hardware.memory_bytes)
     reading = [run.input_samples_per_second for run in known.runs if run.input_samples_per_second]
     overlap = ASSUMED_OVERLAP if hardware.overlap is None else (hardware.overlap,) * 3
-    trained = [run.recipe for run in _alike(known, recipe)]
+    trained = [run.recipe for run in alike]
     swept = [one.trained_global_batch for one in known.measured]
     inputs = Inputs(
         worker_batch=recipe.worker_batch,
@@ -137,7 +139,7 @@ def assemble(
     if race_steps:
         inputs = replace(raced(inputs, intensity(UNKNOWN)), race_steps=race_steps)
     curve = next((run.curve for run in reversed(_singles(known, recipe)) if run.curve), ())
-    source = _source(critical, direct, place, sorted({one.workers for one in trained}))
+    source = _source(critical, direct, place, sorted({run.recipe.workers for run in _alike(known, recipe)}))
     notes = (f"critical batch {_shown(critical)} by {source}", *_notes(known, hardware, largest))
     return Assembled(inputs, critical, notes, unreachable, curve, seen)
 
@@ -283,10 +285,10 @@ def _compute(rates: Sequence[tuple[int, float]], worker_batch: int) -> tuple[flo
     return float(fixed), float(each), min(0.5, max(LEAST_COMPUTE_SPREAD, 1.28 * spread))
 
 
-def _tested(recipe: Recipe, known: Known) -> dict[int, Metric]:
+def _tested(runs: Sequence[SeenRun]) -> dict[int, Metric]:
     """What runs had on test data at the end of their budget, by number of workers."""
     tested: dict[int, list[float]] = {}
-    for run in _alike(known, recipe):
+    for run in runs:
         if run.test is not None and not run.recipe.selects:
             tested.setdefault(run.recipe.workers, []).append(run.test)
     return {workers: Metric.of(tested[workers]) for workers in sorted(tested)}

@@ -84,6 +84,7 @@ class SeenRun:
     test: float | None  # the task's metric
     curve: tuple[tuple[int, float], ...]  # step, validation metric
     input_samples_per_second: float | None  # that could be read for a worker, where its steps waited for it
+    raced: bool = False  # whether auto's race chose its recipe
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,7 @@ def _read_run(folder: Path, facts: TaskFacts) -> Known:
         test=test,
         curve=tuple((int(step), value) for step, value in values if value is not None),
         input_samples_per_second=_input_rate(result, lines),
+        raced=bool((stored.get("search") or {}).get("trials")),
     ),), notes=notes)  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from scalewise.records import finite
 
 MOST_ROWS = 64
 LIMITS = {
-    "noise": "Limited by noise: beyond the critical batch more samples in a step bring less.",
+    "noise": "Limited by noise: more samples in a step bring less.",
     "link": "Limited by the link: summing the gradients takes longer than computing hides.",
     "memory": "Limited by memory: a worker batch goes through the model in parts.",
     "input": "Limited by input: samples are not read as fast as they are used.",
@@ -181,7 +181,8 @@ def _legend(document: Stored, rows: Sequence[Stored], chosen: Stored | None) -> 
     if several is not None and several.text("rule") == "muon":
         race = number(document.number("inputs", "race_steps"))
         said.append(
-            f"Several workers: Muon, at a rate that a race of {race} steps measures before step 0, as train does."
+            f"Several workers: Muon, as train's auto does after a race of {race} steps, which measures the rate (here "
+            f"its usual one) and how many samples the task needs: the interval holds the fewest and the most."
         )
     elif several is not None:
         warmup = number(several.number("warmup_epochs") or 0.0)
