@@ -337,6 +337,25 @@ def test_a_model_without_matrices_keeps_its_optimizer():
     assert (recipe.optimizer, recipe.lr_rule, search.trials) == ("momentum", "adascale", ())
 
 
+def test_frozen_matrices_leave_muon_out():
+    def model():
+        found = nn.Linear(20, 5)
+        found.weight.requires_grad_(False)
+        return found
+
+    task = dataclasses.replace(random_labels(0.0), model=model)
+    recipe, _, search = complete(task, task.recipe, {"workers": 4}, "auto", Placement("cpu"))
+    assert (recipe.optimizer, recipe.lr_rule, search.trials) == ("adam", "adascale", ())
+
+
+def test_two_samples_are_too_few_to_judge_by():
+    task = random_labels(0.0)
+    few = dataclasses.replace(task, train=(task.train[0][:2], task.train[1][:2]))
+    given = {"workers": 2, "epochs": 1000.0, "worker_batch": 1}
+    recipe, _, search = complete(few, few.recipe, given, "auto", Placement("cpu"))
+    assert (recipe.lr_rule, search.trials) == ("adascale", ())
+
+
 def test_sharded_matrices_leave_muon_out():
     task = sw.load_task("mlp")
     recipe, _, _ = complete(task, task.recipe, {"workers": 4}, "auto", Placement("cpu", shard_optimizer=True), RACE)

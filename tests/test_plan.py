@@ -96,19 +96,29 @@ def test_rows_of_a_race_take_autos_budget_and_its_race():
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"), [([], ""), (["--optimizer", "adam"], "--search 0"), (["--lr", "0.01"], "--search 0")]
+    ("flags", "words"),
+    [
+        ([], ""),
+        (["--optimizer", "adam"], "--search 0"),
+        (["--lr", "0.01"], "--search 0"),
+        (["--schedule", "growth"], "--schedule growth"),
+    ],
 )
 def test_the_plan_is_of_what_the_command_does(scalewise_here, recorded, flags, words):
     write_measurement(recorded / "adam", optimizer="adam")
     wish = ["--budget", "9", "--price", "0.01/h", "--json"]
     planned = scalewise_here("plan", "digits", "--workers", "8", "--from", recorded, *flags, *wish).json
     assert planned["command"].startswith("scalewise train digits")
-    assert (words in planned["command"], "--search" in planned["command"]) == (True, bool(words))
-    if not words:
+    assert (words in planned["command"], "--search" in planned["command"]) == (True, "search" in words)
+    if "search" not in words:
         row = planned["rows"][1]
-        trained = scalewise_here("train", "digits", "--workers", "8", "--processes", "1", "--quiet", "--json").json
-        assert row["steps_low"] <= trained["steps"] <= row["steps_high"]
-        assert planned["inputs"]["race_steps"] == trained["search"]["steps"]
+        train = ["train", "digits", "--workers", "8", *flags, "--processes", "1", "--quiet", "--json"]
+        trained = scalewise_here(*train).json
+        if words:  # the global batch grows: fewer steps, as many samples
+            assert row["samples"] == pytest.approx(trained["samples"], rel=0.02)
+        else:
+            assert row["steps_low"] <= trained["steps"] <= row["steps_high"]
+        assert planned["inputs"]["race_steps"] == (trained["search"] or {"steps": 0})["steps"]
 
 
 def test_a_raced_run_is_seen(recorded):

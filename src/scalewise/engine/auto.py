@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
 from scalewise.engine.candidates import (
     CARRIES,
     DEFAULT_CANDIDATES,
@@ -150,7 +148,8 @@ def _races(task: Task, given: dict[str, Any], placement: Placement, names: Seque
         return False
     with streams.undisturbed():
         model = task.model()
-    return isinstance(model, nn.Module) and bool(matrices(model))
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    return not trained.isdisjoint(matrices(model))
 
 
 def race_steps(task: Task, base: Recipe, given: dict[str, Any], placement: Placement) -> int:
@@ -177,7 +176,7 @@ def _trial_steps(
     how: Auto,
 ) -> int:
     """Steps of a short trial; 0 where there is no race: nothing to judge by, no Muon, too few steps of one worker."""
-    judged = samples > 1 or task.validation is not None
+    judged = samples > (2 if task.validation is None else 1)  # to train on two at least beside those held out
     if how.search == 0 or not judged or not _races(task, given, placement, names):
         return 0
     return share_of_trial(single_steps(wanted, samples), _parts(names, given), how.search)

@@ -77,7 +77,7 @@ def assemble(
     known: Known,
     hardware: Hardware,
     target: float | None = None,
-    race_steps: int = 0,
+    race_steps: int | None = 0,
 ) -> Assembled:
     """The inputs of the model from everything that is known.
 
@@ -86,7 +86,8 @@ def assemble(
         known: the records; those of another worker batch, optimizer or rate are left out of what they do not fit.
         hardware: what is planned for.
         target: the validation metric that training ends at; without it training takes one worker's budget.
-        race_steps: of auto's race before several workers train; 0 where they follow the noise.
+        race_steps: of auto's race before several workers train; 0 where they follow the noise, None where the recipe
+            has a rule of its own, and several workers take one worker's samples.
     """
     steps, unreachable = _single_steps(facts, recipe, known, target)
     aim = None if unreachable else target
@@ -136,6 +137,8 @@ def assemble(
         accuracy_high=accuracy.high,
         measured_global_batch=max([recipe.worker_batch, *(one.global_batch for one in trained), *swept]),
     )
+    if race_steps is None:
+        inputs = replace(inputs, race_samples=1.0)
     if race_steps:
         inputs = replace(raced(inputs, intensity(UNKNOWN)), race_steps=race_steps)
     curve = next((run.curve for run in reversed(_singles(known, recipe)) if run.curve), ())

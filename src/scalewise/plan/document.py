@@ -67,7 +67,8 @@ class Plan:
 
     def _row(self, place: int) -> dict[str, Any]:
         row = self.rows[place]
-        several = "adascale" if self.inputs.race_samples is None else "muon"  # that auto trains with
+        rules = {True: "muon", False: "adascale" if self.inputs.race_samples is None else "the recipe"}
+        several = rules[self.inputs.race_steps > 0]  # that auto trains with
         rule = "none" if row.workers == 1 else several
         found = asdict(row) | {"rule": rule, "warmup_epochs": self.recipe.warmup_epochs}
         for name in INTERVALS:

@@ -64,10 +64,10 @@ class Inputs:
     accuracy_low: float | None = None
     accuracy_high: float | None = None
     measured_global_batch: int = 0  # the largest at which training was really seen; rows beyond are extrapolated
-    race_samples: float | None = None  # s; None where auto does not race but follows the noise
+    race_samples: float | None = None  # s; None where the steps follow the noise
     race_growth: float = 0.0  # g
     race_least: int = 1  # l
-    race_steps: int = 0  # of the race before step 0
+    race_steps: int = 0  # of the race before step 0; 0 where the recipe says how many samples there are
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def row(inputs: Inputs, workers: int) -> Row:
     one = steps_of(inputs, 1) * step_seconds(inputs, 1)
     price, worth = inputs.price_per_hour, gain_of(inputs, workers)
     global_batch = workers * inputs.worker_batch
-    raced = workers > 1 and inputs.race_samples is not None
+    raced = workers > 1 and inputs.race_steps > 0
     return Row(
         workers=workers,
         global_batch=global_batch,
@@ -205,7 +205,7 @@ def ends(inputs: Inputs) -> tuple[Inputs, Inputs]:
     low_critical = 0.0 if inputs.critical_low is None else inputs.critical_low
     shortest = end(inputs.critical_high, inputs.single_low, inputs.overlap_high, 1 - spread)
     longest = end(low_critical, inputs.single_high, inputs.overlap_low, 1 + spread)
-    return (shortest, longest) if inputs.race_samples is None else (raced(shortest, GENTLE), raced(longest, BOLD))
+    return (raced(shortest, GENTLE), raced(longest, BOLD)) if inputs.race_steps else (shortest, longest)
 
 
 def raced(inputs: Inputs, intensity: Intensity) -> Inputs:

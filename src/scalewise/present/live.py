@@ -155,13 +155,19 @@ def derived_lines(derived: Iterable[Derived], search: Search | None = None) -> I
 
 def _race_lines(trials: Sequence[Trial], chosen: set[str]) -> Iterator[str]:
     """What was tried, and its loss on held-out data after as many steps as all have taken."""
-    steps = min((trial.steps for trial in trials if trial.loss is not None), default=trials[0].steps)
+    ended = [trial for trial in trials if trial.loss is not None]
+    taken = [trial.steps if trial.halfway is None else trial.steps // 2 for trial in ended]
+    steps = min(taken, default=trials[0].steps)
     losses = [trial.halfway[0] if trial.halfway is not None else trial.loss for trial in trials]
-    kept = [loss for trial, loss in zip(trials, losses, strict=True) if loss is not None and trial.name in chosen]
+    kept = [
+        (loss, place)
+        for place, (trial, loss) in enumerate(zip(trials, losses, strict=True))
+        if loss is not None and trial.name in chosen
+    ]
+    best = min(kept)[1] if kept else None
     yield f"[dim]race[/dim]  loss on held-out data after {steps} steps"
-    for trial, loss in zip(trials, losses, strict=True):
-        best = bool(kept) and loss == min(kept) and trial.name in chosen
-        verdict = "diverged" if loss is None else "[green]chosen[/green]" if best else "dropped"
+    for place, (trial, loss) in enumerate(zip(trials, losses, strict=True)):
+        verdict = "diverged" if loss is None else "[green]chosen[/green]" if place == best else "dropped"
         shown = "" if loss is None else number(loss)
         yield f"[dim]race[/dim]  {trial.name:13} LR {number(trial.lr):8} {shown:8} {verdict}"
 

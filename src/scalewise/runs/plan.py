@@ -296,13 +296,19 @@ def _planned(
     return dataclasses.replace(planned, command=_command(request, job)), job
 
 
-def _race_steps(request: PlanRequest, subject: Subject) -> int:
-    """Of the race that `train` begins with; 0 where it would follow the noise, and on the way to a target."""
+def _race_steps(request: PlanRequest, subject: Subject) -> int | None:
+    """Of the race that `train` begins with; 0 where it would follow the noise, and on the way to a target.
+
+    None where the recipe has a rule of its own, so that auto derives nothing.
+    """
     from scalewise.engine.auto import race_steps
+    from scalewise.recipe import adapts
 
     if request.target is not None or max(request.counts) == 1:
         return 0
     given = {**request.given, "workers": max(request.counts)}
+    if not adapts(subject.task.recipe.replace(**given)):
+        return None
     return race_steps(subject.task, subject.task.recipe, given, Placement(device=request.device))
 
 

@@ -18,7 +18,7 @@ const planModel = (() => {
   };
 
   const rateOf = (inputs, workers, steps, gain) =>
-    races(inputs, workers) ? Math.min(Math.max(0.05 * Math.sqrt(200 / steps), 0.01), 0.08) : inputs.lr * gain ** inputs.lr_power;
+    workers > 1 && (inputs.race_steps ?? 0) > 0 ? Math.min(Math.max(0.05 * Math.sqrt(200 / steps), 0.01), 0.08) : inputs.lr * gain ** inputs.lr_power;
 
   const computeSeconds = (inputs, largest) => {
     const parts = largest ? Math.ceil(inputs.worker_batch / largest) : 1;

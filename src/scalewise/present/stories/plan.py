@@ -184,7 +184,7 @@ def _legend(document: Stored, rows: Sequence[Stored], chosen: Stored | None) -> 
             f"Several workers: Muon, as train's auto does after a race of {race} steps, which measures the rate (here "
             f"its usual one) and how many samples the task needs: the interval holds the fewest and the most."
         )
-    elif several is not None:
+    elif several is not None and several.text("rule") == "adascale":
         warmup = number(several.number("warmup_epochs") or 0.0)
         said.append(f"Several workers: the rate by {several.text('rule')}, warm-up {warmup} epochs (train --search 0).")
     return "\n".join(said)
