@@ -19,7 +19,8 @@ DEFAULT_CANDIDATES = ("muon", OWN)
 MUON_LR, MUON_STEPS = 0.05, 200  # its rate for trainings of that length; it falls with the root of the steps
 MUON_RATES = 0.01, 0.08  # as long as none was measured: larger ones are unstable in attention
 MUON_LADDER = 0.03, 0.06, 0.12, 0.24  # rates that trials compare, from the second one up or down
-MEASURED_RATES = 0.005, 0.3
+SHIFTS = -1.5, 0.7  # of the best rate from the middle one, in steps of the ladder
+MEASURED_RATES = 0.005, 0.2
 TRIAL_SPAN = 10  # a training of so many trials' steps has the best rate of a trial for its peak; it falls with the root
 MUON_MOMENTUM = 0.9  # 0.95 averages over too many of so few steps
 WARMUP_SHARE = 0.1
@@ -41,7 +42,8 @@ class Found:
 def best_rate(losses: Mapping[float, float]) -> float:
     """The rate of the lowest loss, from the parabola through three losses over the logarithm of neighbouring rates.
 
-    It lies at most half of a step beyond them. Where a loss is infinite (diverged), the best one that was tried.
+    It lies at most half of a step below them, and within the upper end: too large a rate costs more than too small a
+    one, and few steps show it late. Where a loss is infinite (diverged), the best one that was tried.
 
     >>> round(best_rate({0.03: 1.5, 0.06: 1.0, 0.12: 1.5}), 3), best_rate({0.03: 1.0, 0.06: 2.0, 0.12: math.inf})
     (0.06, 0.03)
@@ -49,10 +51,11 @@ def best_rate(losses: Mapping[float, float]) -> float:
     rates = sorted(losses)
     low, middle, high = (losses[rate] for rate in rates)
     bend = low - 2 * middle + high
-    if not all(map(math.isfinite, losses.values())) or bend <= 0:
+    if not all(map(math.isfinite, losses.values())):
         return min(rates, key=lambda rate: losses[rate])
-    shift = min(max((low - high) / (2 * bend), -1.5), 1.5)
-    return float(rates[1] * (rates[2] / rates[1]) ** shift)
+    down, up = SHIFTS
+    shift = (low - high) / (2 * bend) if bend > 0 else math.copysign(math.inf, low - high)
+    return float(rates[1] * (rates[2] / rates[1]) ** min(max(shift, down), up))
 
 
 @dataclass(frozen=True)
