@@ -5,36 +5,16 @@ python benchmarks/auto.py benchmarks/apart.py --flags "--set kind=wardrobe" --se
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import cases
 import scalewise as sw
-
-Pair = tuple[Tensor, Tensor]
-
-
-def folder() -> Path:
-    """Where the data files are."""
-    found = cases.data_folder()
-    if found is None:
-        raise FileNotFoundError("these tasks need a folder of data, found none; set SCALEWISE_DATA")
-    return found
-
-
-def images(name: str, train: slice, test: slice) -> tuple[Pair, Pair]:
-    """A part of a built-in task's images, as numbers with mean 0 and deviation 1 for each color."""
-    whole = sw.load_task(name, [], data=folder())
-    (seen, labels), (unseen, unseen_labels) = whole.train, whole.test
-    x, held_out = seen[train].float(), unseen[test].float()
-    mean, deviation = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
-    return ((x - mean) / deviation, labels[train]), ((held_out - mean) / deviation, unseen_labels[test])
+from held_out import squared_error
+from unseen import Pair, dense, folder, images
 
 
 def wardrobe() -> sw.Task:
@@ -188,19 +168,6 @@ def token() -> sw.Task:
             schedule="linear",
         ),
     )  # fmt: skip
-
-
-def dense(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> list[nn.Module]:
-    """Dense layers with an activation between them."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), activation()]
-    return layers[:-1]
-
-
-def squared_error(output: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error, as a metric."""
-    return (output - target).square().mean()
 
 
 def spring() -> sw.Task:
