@@ -308,6 +308,19 @@ def test_a_stopped_race_continues_with_what_it_found(tmp_path, monkeypatch):
     assert not (tmp_path / "stopped.race.json").exists()
 
 
+def test_trials_of_other_data_are_not_continued_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(TASK)
+    task = sw.load_task("mine.py")
+    other = dataclasses.replace(task, train=(task.train[0] + 1, task.train[1]))
+    files = [
+        _RaceFile(Request(one, folder=tmp_path / "run"), load_subject(one, None, None), one.recipe)
+        for one in (task, task, other)
+    ]
+    files[0].write([Trial("muon", 0.1, 8, 1000, 1.0, 0.5, 0.4)])
+    assert [file.read() is None for file in files] == [False, False, True]
+
+
 def test_a_candidate_that_diverges_is_dropped():
     torch.manual_seed(0)
     x = torch.randn(4000, 4) * 1e4

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 
 from scalewise.engine.auto import Auto, complete
 from scalewise.engine.candidates import DEFAULT_CANDIDATES
+from scalewise.engine.data.samples import open_samples
 from scalewise.engine.loop import Training
 from scalewise.engine.placement import (
     DiskFull,
@@ -42,6 +43,7 @@ from scalewise.engine.store.folder import (
     check_folder,
     check_same,
     check_writable,
+    data_sha256,
     holding,
     make_folder,
     read_recipe,
@@ -290,8 +292,9 @@ class _RaceFile:
         self._path = folder.with_name(f"{folder.name}.race.json")
         source = Path(subject.spec)
         code = hashlib.sha256(source.read_bytes()).hexdigest() if source.is_file() else ""  # it may have changed since
+        data = data_sha256(open_samples(request.task.train, 0, "training"))
         auto = dataclasses.asdict(request.auto)
-        what = [subject.spec, subject.settings, code, base.model_dump(), {**request.given}, auto]
+        what = [subject.spec, subject.settings, code, data, base.model_dump(), {**request.given}, auto]
         self._key = hashlib.sha256(json.dumps(what, default=str).encode()).hexdigest()
 
     def read(self) -> Search | None:

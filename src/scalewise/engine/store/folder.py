@@ -21,6 +21,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch.utils._pytree import tree_flatten
 
+from scalewise.engine.data.samples import Samples
 from scalewise.engine.loop import Training
 from scalewise.engine.parallel.model import sha256
 from scalewise.errors import RunFolderError
@@ -232,16 +233,23 @@ def environment_changes(folder: RunFolder, device: str) -> list[str]:
 HASHED_SAMPLES = 256
 
 
+def data_sha256(samples: Samples) -> str | None:
+    """The hash of some samples, evenly spread, which differs for other data; None where they are not in memory."""
+    if not samples.in_memory:
+        return None
+    indices = torch.linspace(0, len(samples) - 1, min(len(samples), HASHED_SAMPLES)).long()
+    leaves, _ = tree_flatten(samples.fetch(indices, torch.zeros_like(indices)))
+    return sha256({str(number): leaf for number, leaf in enumerate(leaves)})
+
+
 def add_facts(environment: Path, training: Training) -> None:
     """Add `model` and `task` to env.json, unless they are there from before a resume."""
     known = read_json(environment) if environment.is_file() else {}
     if "model" not in known:
         task = {"samples": len(training.samples), "recipe": training.task.recipe.model_dump()}
-        if training.samples.in_memory:
-            count = len(training.samples)  # some samples, evenly spread: the hash differs for other data
-            indices = torch.linspace(0, count - 1, min(count, HASHED_SAMPLES)).long()
-            leaves, _ = tree_flatten(training.samples.fetch(indices, torch.zeros_like(indices)))
-            task["data_sha256"] = sha256({str(number): leaf for number, leaf in enumerate(leaves)})
+        data = data_sha256(training.samples)
+        if data is not None:
+            task["data_sha256"] = data
         model = training.strategy.model.module
         layers = averaging_layers(model)  # with the smallest momentum, as torch defines it
         norm = {"layers": len(layers), "momentum": smallest_momentum(layers)} if layers else None
