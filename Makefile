@@ -31,7 +31,7 @@ REPORT = { code=$$?; [ $$code = 1 ] && echo "Repeated alone, as a report: what p
 test: .venv/ready  ## What everybody needs (CPU, at most 15 minutes on 2 cores)
 	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not heavy" || $(REPORT)
 
-test-all: .venv/ready browser  ## What needs heavy components: trainers, trackers, notebooks, a browser (at most 45 minutes)
+test-all: .venv/ready browser  ## What needs heavy components: trainers, trackers, notebooks, a browser, namespaces, faults, memory limits (at most 45 minutes)
 	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m heavy || $(REPORT)
 
 lint: .venv/ready  ## Format check, lint, types

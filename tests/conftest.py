@@ -31,6 +31,7 @@ LONGEST_FILES = (  # by what they took on 2 cores; begun first, so that none of 
 )  # fmt: skip
 HEAVY_FILES = (  # make test-all
     *(f"tests/test_{name}.py" for name in ("adapters", "labs", "report_browser", "trackers")),
+    *(f"tests/test_{name}.py" for name in ("benchmarks", "faults", "machines", "measure_memory")),
     *(f"src/scalewise/adapters/{name}.py" for name in ("accelerate", "keras", "lightning", "transformers")),
     "src/scalewise/horovod/keras",
 )

@@ -276,7 +276,7 @@ def test_trials_start_from_what_auto_would_try():
     ]  # fmt: skip
     first, gentle, own, longer = (recipe_at(point, BASE, 8, 1437) for point in points)
     assert (first.lr, gentle.lr) == (0.08, 0.0376)
-    assert (own.lr, own.lr_rule, own.steps, longer.steps) == (0.16, "none", 56, 63)
+    assert (own.lr, own.lr_rule, own.steps, longer.steps) == (0.16, "none", 56, 64)
     assert first.warmup_epochs == pytest.approx(0.1 * 56 * 256 / 1437, rel=1e-4)
     assert first.weight_decay == pytest.approx(0.3 / (0.08 * 0.5 * 56), rel=0.01)
     assert chosen_optimizers(None, BASE, True) == ["muon", "momentum", "lars", "adamw"]
