@@ -88,7 +88,7 @@ def written(tmp_path_factory) -> dict[str, Path]:
     sources |= {"running": [running], "hostile": [hostile(folder / "hostile")]}
     sources["all"] = [running, *(FOLDERS / name for name in ("compare-many", "measure", "plan"))]
     for name, folders in sources.items():
-        pages.write(folders, folder / f"{name}.html")
+        pages.report(folders, folder / f"{name}.html")
     return {name: folder / f"{name}.html" for name in sources}
 
 
@@ -234,7 +234,7 @@ def test_the_target_slider_follows_the_single_worker_curve(tab, tmp_path):
     document = json.loads((FOLDERS / "plan" / "plan.json").read_text())
     document["curve"] = [{"step": 100, "value": 0.8}, {"step": 200, "value": 0.9}, {"step": 449, "value": 0.98}]
     (tmp_path / "plan.json").write_text(json.dumps(document))
-    pages.write([tmp_path], tmp_path / "plan.html")
+    pages.report([tmp_path], tmp_path / "plan.html")
     page = tab.open(tmp_path / "plan.html")
     assert (
         tab.page.locator(".planner")
